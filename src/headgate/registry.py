@@ -141,6 +141,7 @@ _live: dict[int, _Registered] = {}  # by the id of the pool, oldest first
 _numbers = itertools.count(1)
 _entries = itertools.count(1)
 _first: list[Callable[[], object]] = []
+_leaving: list[Callable[[LivePool], object]] = []
 
 
 def register(
@@ -170,12 +171,21 @@ def register(
 
 def unregister(pool: object) -> None:
     """Remove a pool that is closed. One that is not registered is left alone."""
-    _live.pop(id(pool), None)
+    known = _live.pop(id(pool), None)
+    if known is not None:
+        for callback in tuple(_leaving):
+            callback(LivePool(known.kind, getattr(pool, "name", known.spare_name), known))
 
 
 def on_first(callback: Callable[[], object]) -> None:
     """Call this once, when the next pool is registered."""
     _first.append(callback)
+
+
+def on_leave(callback: Callable[[LivePool], object]) -> Callable[[], None]:
+    """Call this with each pool that is closed from now on, in the thread that closes it. Returns ``stop``."""
+    _leaving.append(callback)
+    return lambda: _leaving.remove(callback) if callback in _leaving else None
 
 
 def pools(kind: Kind | None = None) -> list[LivePool]:

@@ -19,7 +19,7 @@ def task(n: int, turn: int) -> dict[str, Any]:
 
 
 def key(n: int, turn: int) -> dict[str, Any]:
-    counts = {"consecutive_cooldown": 1, "acquires": 9, "successes": 7, "cooldowns": 2, "disables": 0}
+    counts = {"consecutive_cooldown": 1, "acquires": 9, "successes": 7, "cooldowns": 2, "disables": 0, "refusals": 2}
     use = {"in_flight": 1, "max_in_flight": 4, "cooldown": 30.0}
     return {"id": f"key-{(n * 3 + turn) % 1000}", "status": "cooling_down", **use, **counts}
 
@@ -34,7 +34,7 @@ def look(turn: int) -> dict[str, Any]:
     at = time.time()
     ends = dict.fromkeys(("rejected", "cancelled", "expired", "stale", "blocked_submitters", "waiting"), 0)
     point: dict[str, Any] = {"t": at, "done": 10_000.0, "failed": 0.0, "queued": 90_000, "active": 500, "lag": 50.0}
-    point["tenants"] = {f"tenant {n}": [n, 1.0] for n in range(8)}
+    point["tenants"] = {f"tenant {n}": [n, 1.0] for n in range(6)}
     tasks = {"kind": "tasks", "name": "big", "number": 1, "id": "p", "state": "open", "max_concurrent": 500, **ends}
     tasks |= {"active": 500, "queued": 90_000 + turn, "completed": turn * 5000, "failed": 3, "queue": "fair"}
     tasks |= {"max_queued": None, "waiting_for": None, "jain": 0.99, "lag": 50.0, "tenant_count": 10_000, "held": None}
@@ -42,7 +42,7 @@ def look(turn: int) -> dict[str, Any]:
     tasks |= {"oldest": [task(n + 50, turn) for n in range(50)], "failures": [], "shared": None, "point": point}
     health = {"in_flight": 50, "healthy": 400, "cooling_down": 600, "disabled": 0, "waiting": 0}
     keys = {"kind": "resources", "name": "keys", "number": 2, "eligible": 1, "saturated": 0, "held": None, **health}
-    keys |= {"attempts": 9, "successes": 7, "cooldowns": 2, "disables": 0, "resource_count": 1000}
+    keys |= {"attempts": 9, "successes": 7, "cooldowns": 2, "disables": 0, "refusals": 2, "resource_count": 1000}
     keys |= {"resources": [key(n, turn) for n in range(50)]}
     keys["point"] = {"t": at, "ok": 9000.0, "refused": 10.0, "used": 1.0, **health}
     states = dict.fromkeys(("starting", "cooling", "blocked", "lost", "stopping", "losses"), 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import http.client
 import json
@@ -193,6 +194,26 @@ def test_o20_rows_are_paged_sorted_and_filtered(page: Dashboard, program: Progra
     ):
         answer = ask(page, f"/api/rows?program=here&{wrong}")
         assert (answer.status, "rows" in answer.json) == (409, False), wrong
+
+
+def test_o20_a_stream_ends_with_the_last_numbers_also_of_pools_that_were_closed() -> None:
+    async def work() -> None:
+        async with headgate.TaskPool("closed before the page") as pool:
+            for _ in range(9):
+                await (await pool.submit(asyncio.sleep, 0))
+        page.close()  # on the loop of the program, as many do
+
+    page = serve()
+    connection = http.client.HTTPConnection("127.0.0.1", page.port, timeout=PATIENCE)
+    connection.request("GET", "/api/stream", headers={"Authorization": f"Bearer {page.token}"})
+    answer = connection.getresponse()
+    asyncio.run(work())
+    told = [json.loads(one.removeprefix("data: ")) for one in answer.read().decode().strip().split("\n\n")]
+    connection.close()
+    assert [(one["ended"], bool(one["alive"])) for one in told] == [(False, True)] * (len(told) - 1) + [(True, False)]
+    last = [one["look"] for message in told for one in message["programs"]][-1]
+    seen = {view["name"]: view for view in last["pools"]}["closed before the page"]
+    assert (seen["state"], seen["completed"], seen["active"], seen["queued"]) == ("closed", 9, 0, 0)
 
 
 def test_o22_no_value_of_a_resource_is_in_any_answer(page: Dashboard, program: Program) -> None:

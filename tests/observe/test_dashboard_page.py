@@ -37,6 +37,12 @@ async def quick(key: Resource[str]) -> None:
 
 
 ROW = "[...document.querySelectorAll('#main tbody tr')].find(row => row.innerText.includes(arguments[0]))"
+CARDS = (
+    "Object.fromEntries([...document.querySelectorAll('#main .card')]"
+    ".map(one => [one.querySelector('h2').innerText, one]))"
+)
+OLDEST = "Waiting longest, of each tenant"
+RUNNING = f"{CARDS}['Running longest']?.querySelector('tbody tr')"
 BUTTON = "[...document.querySelectorAll(arguments[0])].find(one => one.innerText.trim() === arguments[1])"
 
 
@@ -81,6 +87,13 @@ def page(browser: Browser, served: Dashboard) -> Iterator[Browser]:
     browser.press("1")
     yield browser
     assert browser.complaints() == [], "no script failed, and the policy had nothing to stop"
+
+
+@pytest.fixture
+def told_page(page: Browser) -> Iterator[Browser]:
+    """The page without its server: it is told what a test wants. Afterwards it looks at its program again."""
+    yield page
+    page.run("headgate.state.program = ''; headgate.connect()")
 
 
 def test_o23_the_page_opens_hides_its_token_and_values_move(page: Browser, program: Program, served: Dashboard) -> None:
@@ -133,6 +146,67 @@ def test_o23_a_story_is_shown_and_a_failed_task_runs_again(page: Browser, progra
     page.until("return document.querySelector('#confirm').open")
     page.click(BUTTON, "#confirm button", "Run it again")
     eventually(lambda: program.pool.snapshot().failed > before or program.pool.snapshot().queued)
+    page.until(f"return /ran again as #\\d+/.test({ROW}.innerText)", "refused by <key-")
+    assert not page.run(f"return {ROW}.querySelector('td.row-actions button')", "refused by <key-"), "once is enough"
+
+
+def test_o23_enter_opens_a_story_that_stays_open(page: Browser) -> None:
+    page.press("2")
+    page.until(f"{RUNNING}?.focus(); return document.activeElement.tagName === 'TR'")
+    page.press("\ue007")  # Enter
+    page.until("return document.querySelectorAll('#story li').length > 1")
+    assert page.run("return document.querySelector('#story').open")
+    assert re.search(
+        r"running, submitted \d+\.\d+ s ago", page.run("return document.querySelector('#story').innerText")
+    )
+    page.press("\ue007")
+    page.until("return !document.querySelector('#story').open")
+
+
+def test_o23_a_running_task_says_what_a_cancel_does(page: Browser) -> None:
+    page.press("2")
+    page.click(f"{RUNNING}?.querySelector('td.row-actions button')")
+    page.until_text("A coroutine is cancelled at its next await.")
+    page.click(BUTTON, "#confirm button", "Back")
+
+
+def test_o23_the_filter_of_tasks_finds_tenants_and_tasks_and_says_what_it_does_not_find(page: Browser) -> None:
+    page.press("2")
+    page.until_text("refused by <key-")
+    page.press("/refused by")
+    page.until_text("No tenant matches \u201crefused by\u201d.")
+    shown = page.run(f"return Object.fromEntries(Object.entries({CARDS}).map(([name, one]) => [name, one.innerText]))")
+    assert "refused by <key-" in shown["Ended badly"]
+    assert "No task matches \u201crefused by\u201d." in shown["Running longest"]
+    assert re.search(r"0 of \d", shown["Running longest"])
+    page.press("\ue00c/EVE")
+    page.until(f"return {CARDS}['Tenants'].querySelectorAll('tbody tr').length === 1")
+    tasks = page.run(f"const cards = {CARDS}; return cards['Running longest'].innerText + cards['{OLDEST}'].innerText")
+    assert "<b>eve</b>" in tasks
+    assert "bob" not in tasks
+    page.press("\ue00c3/nothing like that")
+    page.until_text("No resource matches \u201cnothing like that\u201d.")
+    assert "0 of 2" in page.text()
+    page.press("\ue00c5/nothing like that")
+    page.until_text("No event matches \u201cnothing like that\u201d.")
+    page.press("\ue00c")
+
+
+def test_o21_a_cooling_key_can_be_disabled_and_what_people_do_is_no_refusal(page: Browser, program: Program) -> None:
+    program.do(program.keys.cool("key-2", 900))
+    page.press("3")
+    refused = "[...document.querySelectorAll('#main th')].findIndex(th => th.innerText === 'Refused')"
+    page.until(f"return {ROW}?.innerText.includes('cools down')", "key-2")
+    actions = f"[...{ROW}.querySelectorAll('td.row-actions button')].map(one => one.innerText)"
+    assert page.run(f"return {actions}", "key-2") == ["Enable", "Disable"]
+    page.run(f"[...{ROW}.querySelectorAll('td.row-actions button')][1].click()", "key-2")
+    page.click(BUTTON, "#confirm button", "Disable")
+    page.until(f"return {ROW}.innerText.includes('disabled')", "key-2")
+    page.until(f"return String({actions}) === 'Enable'", "key-2")
+    assert program.keys.stats().resources["key-2"].disables == 1
+    assert page.run(f"return {ROW}.cells[{refused}].innerText", "key-2") == "0"
+    assert re.search(r"Refusals a second\s+0\s*0 in all", page.text())
+    program.do(program.keys.enable("key-2"))
 
 
 def test_o23_a_cooled_key_counts_down_and_can_be_enabled_by_keyboard_alone(page: Browser, program: Program) -> None:
@@ -213,6 +287,35 @@ def test_o21_resize_asks_for_a_number_and_events_tell_of_it(page: Browser, progr
     program.do(asyncio.wait_for(_resized(program), 5))
 
 
+def test_o21_enter_means_the_action_where_a_number_is_asked_for_and_nothing_else(
+    page: Browser, program: Program
+) -> None:
+    page.press("2")
+    page.click(BUTTON, "#main button", "Resize")
+    wrong = "const one = document.querySelector('#confirm-wrong'); return one.checkVisibility() ? one.innerText : ''"
+    assert page.run(wrong) == ""
+    for number in ("0", "abc", "3.5", "999999999"):
+        page.press(f"\ue003{number}\ue007")  # Backspace, the number, Enter
+        assert page.run(wrong) == "It must be a whole number from 1 to 100,000.", number
+        assert page.run("return document.querySelector('#confirm').open")
+    page.press("\ue0034")
+    assert page.run(wrong) == ""
+    page.press("\ue007")
+    assert eventually(lambda: program.pool.max_concurrent == 4)
+    assert not page.run("return document.querySelector('#confirm').open")
+    program.do(_resized(program))
+    page.click(BUTTON, "#main button", "Drain")
+    page.until_text("The pool is closed for good")
+    assert page.run("return document.activeElement.innerText") == "Back"
+    page.press("\ue007")
+    assert not page.run("return document.querySelector('#confirm').open")
+    assert program.do(_submitted_and_cancelled(program)), "it is open"
+
+
+async def _submitted_and_cancelled(program: Program) -> bool:
+    return (await program.pool.submit(quick, key="ann")).cancel()
+
+
 async def _resized(program: Program) -> None:
     program.pool.resize(2)
 
@@ -272,7 +375,21 @@ def test_o22_a_wrong_token_is_told_apart_from_a_broken_server(browser: Browser, 
         browser.open("about:blank")  # else only the fragment would change, and nothing be loaded
         browser.open(served.url.replace(served.token, token))
         browser.until_text("This link has no valid token")
+    browser.open("about:blank")
     browser.complaints()
+
+
+def test_o23_it_follows_the_system_from_light_to_dark_until_somebody_chooses(page: Browser) -> None:
+    page.run("localStorage.removeItem('headgate-theme')")
+    for theme in ("light", "dark", "light"):
+        page.devtools("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": theme}]})
+        page.until("return document.documentElement.dataset.theme === arguments[0]", theme)
+    page.press("t")
+    page.devtools("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": "dark"}]})
+    page.devtools("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": "light"}]})
+    assert page.run("return document.documentElement.dataset.theme") == "dark"
+    page.press("t")
+    page.devtools("Emulation.setEmulatedMedia", {"features": []})
 
 
 CHOOSE_HOSTILE = """
@@ -390,6 +507,37 @@ def programs(browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         browser.complaints()
 
 
+ENDING = """
+import asyncio, sys, headgate
+async def main():
+    print(headgate.dashboard.serve().url, flush=True)
+    async with headgate.TaskPool("ends well", max_concurrent=2) as pool:
+        await asyncio.to_thread(sys.stdin.readline)
+        await asyncio.gather(*[await pool.submit(asyncio.sleep, 0) for _ in range(17)])
+asyncio.run(main())
+"""
+
+
+def test_o23_a_program_that_ends_sends_its_last_numbers(browser: Browser) -> None:
+    program = subprocess.Popen([sys.executable, "-c", ENDING], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert program.stdout is not None
+    try:
+        browser.size(1280, 900)
+        browser.open(program.stdout.readline().decode().strip())
+        browser.until_text("ends well")
+        program.communicate(b"\n", timeout=PATIENCE)
+        assert program.returncode == 0
+        browser.until_text(f"(pid {program.pid}) has ended, or has closed this page.")
+        row = browser.run(f"return {ROW}.innerText", "ends well")
+        assert row.split() == ["ends", "well", "tasks", "closed", "0", "of", "2", "0", "17", "0"]
+        assert browser.run(f"return {STALE} && {LINK}") == "ended"
+    finally:
+        program.kill()
+        program.communicate()
+        browser.open("about:blank")
+        browser.complaints()  # of a server that does not answer any more
+
+
 LINK = "document.querySelector('#link').innerText.replace(/\\s+/g, ' ')"
 STALE = "document.body.classList.contains('stale')"
 
@@ -405,6 +553,12 @@ def test_o23_programs_that_die_and_start_again_and_a_server_that_is_gone(browser
     browser.until_text("second life")
     assert "has ended" not in browser.text()
     assert f"service.py (pid {second.pid}) has started" in browser.text(), "nobody is moved there silently"
+    os.kill(programs.server.pid, signal.SIGSTOP)
+    browser.run("headgate.state.heard -= 20000")  # instead of waiting so long
+    browser.until_text("The dashboard gives no answer. What you see is how it was")
+    assert browser.run(f"return {STALE} && {LINK}").startswith("no answer for 2")
+    os.kill(programs.server.pid, signal.SIGCONT)
+    browser.until(f"return {LINK} === 'live' && !{STALE}")
     programs.server.terminate()
     programs.server.communicate(timeout=PATIENCE)
     browser.until_text("The dashboard does not answer")
@@ -468,12 +622,28 @@ def test_o23_events_of_a_kind_and_new_ones_wait_while_somebody_reads(page: Brows
     page.devtools("Input.dispatchMouseEvent", {"type": "mouseMoved", "x": 2, "y": 2})
     page.until("return document.querySelector('#main .feed li').innerText.includes('and that')")
     assert page.run("return document.querySelector('#main .card header button').hidden")
-    for kind, fits in (("workers", "No event fits."), ("resources", "and that")):
+    for kind, fits in (("workers", "No event is of this kind."), ("resources", "and that")):
         page.run(
             "const one = document.querySelector('#main header select'); one.value = arguments[0];"
             "one.dispatchEvent(new Event('change'))", kind
         )  # fmt: skip
         assert fits in page.text()
+    program.do(program.keys.enable("key-1"))
+
+
+def test_o23_new_events_wait_while_the_list_is_scrolled(page: Browser, program: Program) -> None:
+    page.press("5")
+    page.size(1280, 200)
+    for n in range(8):
+        program.do(program.keys.cool("key-1", 600 + n, f"number {n}"))
+    page.until("return document.querySelector('#main .feed li')?.innerText.includes('number 7')")
+    page.until("scrollTo(0, 150); return scrollY > 100")
+    program.do(program.keys.cool("key-1", 700, "and the last"))
+    page.until("return document.querySelector('#main .card header button')?.innerText === '1 new'")
+    assert "number 7" in page.run("return document.querySelector('#main .feed li').innerText")
+    page.click("document.querySelector('#main .card header button')")
+    page.until("return document.querySelector('#main .feed li').innerText.includes('and the last')")
+    assert page.run("return scrollY") == 0
     program.do(program.keys.enable("key-1"))
 
 
@@ -499,11 +669,14 @@ def told(turn: int, tenants: list[str], ago: float, **more: object) -> dict[str,
     """What the server sends of a program in which these tenants wait."""
     seen = large_look(turn)
     seen["pools"][0]["point"] |= {"t": seen["at"] - ago, "tenants": {name: [3, 1.0] for name in tenants}}
+    for name in ("tenants", "running", "oldest"):  # few are soon drawn
+        seen["pools"][0][name] = seen["pools"][0][name][:4]
     seen["pools"][0] |= more
     return {"alive": ["big"], "programs": [{"id": "big", "age": 0.0, "look": seen, "events": []}]}
 
 
-def test_o23_a_gap_in_the_plots_is_a_gap_and_tenants_keep_their_colours(page: Browser) -> None:
+def test_o23_a_gap_in_the_plots_is_a_gap_and_tenants_keep_their_colours(told_page: Browser) -> None:
+    page = told_page
     page.press("2")
     ours = [f"tenant {n}" for n in range(5)]
     first = told(0, ours, 200.0)
@@ -520,6 +693,10 @@ def test_o23_a_gap_in_the_plots_is_a_gap_and_tenants_keep_their_colours(page: Br
     assert after[2:5] == legend[2:5]
     assert {one[0] for one in after if one} == {*ours[2:], "a new one", "another"}
     assert page.run("return document.querySelectorAll('#main .plot')[1].clientHeight") == high
+    new = page.run(
+        "return document.querySelectorAll('#main .plot')[1].querySelectorAll('path.line')[0].getAttribute('d')"
+    )
+    assert new.count("L") == 61, "nothing is known of it before it was chosen"
     lines = page.run("return document.querySelectorAll('#main .plot')[0].querySelector('path.line').getAttribute('d')")
     assert lines.count("M") == 2, "no line where nobody looked"
     page.run(RECEIVED, [told(70, ours, 0.0, held=12.0)])
@@ -533,7 +710,74 @@ def large_failures(count: int) -> list[dict[str, Any]]:
     return [{"id": f"p/{n}", "number": n, **about} for n in range(count)]
 
 
-def test_o24_an_update_of_a_large_program_is_applied_to_every_view(page: Browser) -> None:
+def test_o23_a_pool_that_closes_cannot_be_resized_or_drained_and_says_why(told_page: Browser) -> None:
+    told_page.press("2")
+    told_page.run(RECEIVED, [told(0, [], 0.0, state="closing")])
+    acts = "[...document.querySelectorAll('#main .title button')].map(one => [one.innerText, one.disabled, one.title])"
+    why = "big is closing: it takes no more tasks"
+    assert told_page.run(f"return {acts}") == [["Resize", True, why], ["Drain", True, why]]
+    told_page.run(RECEIVED, [told(1, [], 0.0)])
+    assert told_page.run(f"return {acts}") == [["Resize", False, ""], ["Drain", False, ""]]
+
+
+def test_o20_headings_fit_their_rows_and_shares_are_of_what_has_ended(told_page: Browser) -> None:
+    seen = told(0, [], 0.0, queued=300, oldest=large_look(0)["pools"][0]["oldest"][:3])
+    keys, workers = seen["programs"][0]["look"]["pools"][1:]
+    keys["resources"] = keys["resources"][:2]
+    keys |= {"resource_count": 2, "disabled": 1, "cooling_down": 0}
+    keys["resources"][0] |= {"acquires": 198, "successes": 192, "refusals": 2, "in_flight": 4}
+    keys["resources"][1] |= {"acquires": 1000, "successes": 999, "refusals": 0, "in_flight": 0}
+    workers |= {"losses": 1, "blocked": 1}
+    told_page.press("2")
+    text = told_page.run(RECEIVED, [seen])
+    assert re.search(r"Waiting longest, of each tenant\s+3 of 300", text)
+    told_page.press("3")
+    assert told_page.run(
+        "return [...document.querySelectorAll('#main tbody tr')].map(row => row.cells[7].innerText)"
+    ) == ["99 %", "99 %"]
+    told_page.press("1")
+    text = told_page.text()
+    for words in (
+        "1 worker of workers-1 was lost",
+        "1 worker of workers-1 is blocked",
+        "1 of 2 resources of keys is disabled",
+    ):
+        assert words in text
+
+
+LONG = "a very long name " + "x" * 190
+TURNED = "abc\u202e\u2066 \x1b[2J\u2028 \u05d0\u05d1"
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_o23_names_that_are_long_or_turn_text_around_stay_in_their_places(told_page: Browser, width: int) -> None:
+    seen = told(0, [LONG, TURNED], 0.0, name=LONG, failed=2, failures=large_failures(2))
+    tasks, keys, workers = seen["programs"][0]["look"]["pools"]
+    for rows in (tasks["tenants"], tasks["running"], tasks["oldest"], tasks["failures"]):
+        for row, name in zip(rows[:2], (LONG, TURNED), strict=True):
+            row |= {"tenant": name, "what": name, "why": name}
+    for row, name in zip(keys["resources"], (LONG, TURNED), strict=False):
+        row["id"] = name
+    keys["name"] = workers["name"] = TURNED
+    told_page.size(width, 844)
+    for tab in "1234":
+        told_page.press(tab)
+        text = told_page.run(RECEIVED, [seen])
+        assert told_page.run(f"return ({CUT})()") == [], tab
+        assert told_page.run("return document.documentElement.scrollWidth") <= width, tab
+        assert not {*text} & {*TURNED} - {*"abc [2J\u05d0\u05d1"}, tab
+        assert "abc?? ?[2J? \u05d0\u05d1" in text or tab == "4"
+        if tab == "2":
+            titles = told_page.run("return [...document.querySelectorAll('#main td')].map(one => one.title)")
+            assert titles.count(LONG) >= 4
+            retry = told_page.run(
+                "return [...document.querySelectorAll('td.row-actions button')].at(-1).getBoundingClientRect().right"
+            )
+            assert retry <= width
+
+
+def test_o24_an_update_of_a_large_program_is_applied_to_every_view(told_page: Browser) -> None:
+    page = told_page
     for tab in "1234":
         assert len(apply_big_updates(page, tab, 3)) == 3
         page.until("return document.querySelectorAll('#main tbody tr').length > 2")

@@ -75,6 +75,39 @@ def test_o20_what_is_sent_of_the_past_has_a_limit_for_all_pools_together(pools: 
     assert recent_points({1: PoolHistory("tasks")}) == {"1": []}
 
 
+def waiting(history: PoolHistory, now: float, lags: dict[str, float]) -> list[str]:
+    rows = [{"tenant": name, "queued": int(lag > 0), "lag": lag, "p50": 0.0, "p99": 0.0} for name, lag in lags.items()]
+    rows.sort(key=lambda row: -row["lag"])  # type: ignore[operator] # as the view has them
+    return list(history.note({"tenants": rows}, now, now)["tenants"])
+
+
+def test_o20_those_that_wait_now_are_plotted_instead_of_those_that_have_nothing_queued() -> None:
+    history = PoolHistory("tasks")
+    first = {f"early {n}": 5.0 + n for n in range(6)}
+    assert set(waiting(history, 0.0, first)) == {*first}
+    now_waiting = {f"late {n}": 1.0 + n for n in range(60)}
+    idle = dict.fromkeys(list(first)[1:], 0.0)
+    assert set(waiting(history, 5.0, {"early 0": 50.0, **idle, **now_waiting})) == {*first}, "nothing jumps"
+    plotted = waiting(history, 11.0, {"early 0": 56.0, **idle, **now_waiting})
+    assert set(plotted) == {"early 0", *(f"late {n}" for n in range(55, 60))}
+    for second in range(12, 100):  # all wait, and in another order each time: nobody has to go
+        assert (
+            waiting(
+                history, second, {name: 20.0 + second * n % 7 for n, name in enumerate(now_waiting)} | {"early 0": 20.0}
+            )
+            == plotted
+        )
+
+
+def test_o20_one_that_waits_much_longer_is_plotted_though_others_have_something_queued() -> None:
+    history, short = PoolHistory("tasks"), {f"short {n}": 0.5 for n in range(6)}
+    assert "long" not in waiting(history, 0.0, short)
+    seen = [waiting(history, second, {**short, "long": float(second)}) for second in range(1, 30)]
+    assert "long" in seen[-1]
+    assert len(seen[-1]) == 6
+    assert waiting(history, 90.0, {}) == seen[-1], "those that waited last stay, if nobody waits"
+
+
 def test_o20_a_loop_that_is_held_makes_no_points(program: Program) -> None:
     def view() -> dict[str, Any]:
         return next(one for one in watched.look()["pools"] if one["name"] == program.pool.name)

@@ -12,7 +12,17 @@ from typing import Any
 
 import pytest
 
-from headgate import Quota, Resource, ResourcePool, TaskPool, WorkerPool, registry
+from headgate import (
+    CooldownResource,
+    DisableResource,
+    PoolExhausted,
+    Quota,
+    Resource,
+    ResourcePool,
+    TaskPool,
+    WorkerPool,
+    registry,
+)
 from headgate.tasks.runtime.view import endings, find_task
 from headgate.testing import virtual
 
@@ -137,6 +147,30 @@ def test_o01_lists_are_bounded_and_counts_are_of_all() -> None:
     [view] = [one for one in registry.snapshot(rows=5)["pools"] if one["name"] == "o01-many"]
     assert (view["resource_count"], len(view["resources"])) == (30, 5)
     assert view["resources"][0]["id"] == "key-29", "what is out of order is shown first"
+
+
+@virtual
+async def test_o20_refusals_are_what_the_upstream_service_refused() -> None:
+    pool = ResourcePool({"key-1": "a", "key-2": "b", "key-3": "c"}, name="o20-refusals")
+    await pool.disable("key-1")
+    await pool.enable("key-1")
+    await pool.cool("key-1", 5)
+
+    async def refuse(key: Resource[str]) -> None:
+        if key.resource_id == "key-2":
+            raise CooldownResource(60)
+        raise DisableResource("revoked")
+
+    with pytest.raises(PoolExhausted):
+        await pool.run(refuse, exclude=["key-1"])
+    [view] = views("resources", name="o20-refusals")
+    assert [(one["cooldowns"], one["disables"], one["refusals"]) for one in view["resources"]] == [
+        (1, 1, 0),
+        (1, 0, 1),
+        (0, 1, 1),
+    ]
+    await pool.remove("key-2")
+    assert views("resources", name="o20-refusals")[0]["refusals"] == 2, "what was refused stays refused"
 
 
 def test_o01_a_snapshot_keeps_no_pool_alive() -> None:

@@ -472,7 +472,7 @@ def test_o10_columns_that_nobody_fills_give_their_room_to_others_and_a_filter_wi
 
 def test_o10_a_spent_quota_is_shown_in_a_frame() -> None:
     row = {"id": "k", "status": "healthy", "cooldown": 0.0, "in_flight": 0, "max_in_flight": None}
-    row |= {"cooldowns": 0, "disables": 0, "successes": 1, "quota": {"left": {}, "seconds_until_open": 9.0}}
+    row |= {"refusals": 0, "successes": 1, "quota": {"left": {}, "seconds_until_open": 9.0}}
     keys = {"kind": "resources", "name": "keys", "resources": [row]}
     lines = frame([{**seen(), "pools": [keys]}], Settings(), 120, 40, since=2.0)
     assert any(

@@ -266,7 +266,7 @@ def _resources(views: Views, settings: Settings, since: float) -> Table:
                 if status == "healthy" and spent:
                     status, left = "no_quota", spent
                 most = "" if row["max_in_flight"] is None else f"/{row['max_in_flight']}"
-                refused = row["cooldowns"] + row["disables"]
+                refused = row["refusals"]
                 cells = [
                     Piece(one_line(row["id"]), "bold"),
                     Piece(its_name),

@@ -93,6 +93,8 @@ class Hub:
                 event.clear()  # before the message is made: what comes after that is in the next one
                 yield sent.message(self.source.programs)
                 await asyncio.sleep(SOONEST)
+            if isinstance(self.source, ThisProgram):
+                yield sent.message(self.source.programs, is_last=True)
         finally:
             self._waiting.discard(event)
             if tasks:
@@ -126,9 +128,9 @@ class _Sent:
         self._looks: dict[str, int] = {}
         self._events: dict[str, int] = {}
 
-    def message(self, programs: dict[str, Seen]) -> str:
-        """Return what is new as a server-sent event."""
-        told: dict[str, Any] = {"alive": sorted(programs), "programs": []}
+    def message(self, programs: dict[str, Seen], *, is_last: bool = False) -> str:
+        """Return what is new as a server-sent event. The last one of a program says that it ends."""
+        told: dict[str, Any] = {"alive": [] if is_last else sorted(programs), "programs": [], "ended": is_last}
         for name, seen in programs.items():
             if not seen.look or self._looks.get(name) == seen.number:
                 continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import os
 import re
 import socket
@@ -94,11 +95,31 @@ class Dashboard:
             await self._source.close()
 
     def close(self) -> None:
-        """Stop serving. Twice is fine."""
-        if self._thread.is_alive() and self._server is not None:
-            self._loop.call_soon_threadsafe(self._hub.close)
+        """Stop serving, after open pages were told how it ends. Twice is fine."""
+        if self._tell_end():
             self._server.should_exit = True
             self._thread.join()
+
+    def end(self) -> None:
+        """Because the program ends: tell open pages how, and wait for that. The thread ends with the program."""
+        if self._tell_end():
+            until = clock.now() + _CLOSING
+            while self._hub.streams and clock.now() < until:
+                clock.sleep(0.01)
+
+    def _tell_end(self) -> bool:
+        """Have open pages told the last state. False: nobody is served any more."""
+        if self._server is None or not self._thread.is_alive():
+            return False
+        try:
+            self._source.finish()
+        except Exception:
+            log_exception("headgate.dashboard", "the last look failed")
+        try:
+            self._loop.call_soon_threadsafe(self._hub.close)
+        except RuntimeError:  # its loop has just ended
+            return False
+        return True
 
     def abandon(self) -> None:
         """In a forked child: close what nobody would answer."""
@@ -174,6 +195,12 @@ def _check_installed() -> None:
 
 
 _served: weakref.WeakSet[Dashboard] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_all() -> None:
+    for page in list(_served):
+        page.end()
 
 
 def _forked() -> None:

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
+from headgate import registry
 from headgate.core.clock import clock
 from headgate.core.redaction import redact
 from headgate.errors import HeadgateError, InvalidArgument
@@ -18,12 +19,16 @@ from headgate.observe.feed import KEPT
 from headgate.observe.history import POINTS
 from headgate.observe.lines import LONGEST_ANSWER, decoded, encoded, said
 from headgate.observe.rows import rows
+from headgate.registry import LivePool
+from headgate.tasks.runtime.view import shown
 
 RESCAN: Final = 1.0
 PATIENCE: Final = 15.0
 _WIDEST: Final = 300
 AGAIN: Final = 30.0
 """Seconds after which a program whose answers cannot be read is asked again."""
+_CLOSED: Final = 8
+"""Task pools that were closed and are shown again when the page ends: the last of them."""
 
 
 class Seen:
@@ -64,6 +69,9 @@ class Source(Protocol):
     async def close(self) -> None:
         """Stop looking."""
 
+    def finish(self) -> None:
+        """Take a last look, because the page ends. From any thread but that of the page; it may block for a moment."""
+
     def want_tasks(self, wanted: bool) -> None:
         """Hear of single tasks too, or not any more."""
 
@@ -78,17 +86,21 @@ class ThisProgram:
 
     def __init__(self) -> None:
         self.programs: dict[str, Seen] = {self.ID: Seen(self.ID)}
-        self._stop: Callable[[], None] | None = None
+        self._stops: list[Callable[[], None]] = []
         self._heard = 0
+        self._closed: deque[dict[str, Any]] = deque(maxlen=_CLOSED)
 
     async def open(self, changed: Callable[[], None]) -> None:
         """Look at the pools of this process."""
         self._sampler, loop = sampling.acquire(), asyncio.get_running_loop()
+        self._is_last = False
         seen = self.programs[self.ID]
         seen.history = {str(one): deque(past.points, POINTS) for one, past in list(self._sampler.history.items())}
 
         def take(look: dict[str, Any]) -> None:
             self._heard, events = self._sampler.feed.since(self._heard)
+            if self._is_last:  # a program closes its pools before it ends, and what they did is what one wants to see
+                look = {**look, "pools": [*look["pools"], *self._closed]}
             seen.add(look, events)
             changed()
 
@@ -98,7 +110,7 @@ class ThisProgram:
             except RuntimeError:  # the loop is closed: the page is gone
                 pass
 
-        self._stop = self._sampler.listen(tell)
+        self._stops = [self._sampler.listen(tell), registry.on_leave(self._keep)]
         try:
             await asyncio.to_thread(self._sampler.look)
         except BaseException:
@@ -107,10 +119,23 @@ class ThisProgram:
 
     async def close(self) -> None:
         """Stop looking."""
-        if self._stop is not None:
-            self._stop()
-            self._stop = None
+        if self._stops:
+            for stop in self._stops:
+                stop()
+            self._stops = []
             await asyncio.to_thread(sampling.release, self._sampler)
+
+    def finish(self) -> None:
+        """Take a last look, which has the pools that were closed too."""
+        self._is_last = True
+        self._sampler.look()
+
+    def _keep(self, entry: LivePool) -> None:
+        """Keep how a task pool was when it was closed; in the thread of its loop."""
+        if entry.kind == "tasks":
+            view = entry.view(sampling.ROWS)
+            if view is not None and "active" in view:
+                self._closed.append({**view, "name": shown(view["name"]), "state": "closed", "held": None})
 
     def want_tasks(self, wanted: bool) -> None:
         """Hear of single tasks too, or not any more."""
@@ -154,6 +179,9 @@ class PublishedPrograms:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    def finish(self) -> None:
+        """Do nothing: the programs go on."""
 
     def want_tasks(self, wanted: bool) -> None:
         """Hear of single tasks too, or not any more."""

@@ -21,8 +21,10 @@ WINDOW: Final = 2.5
 """Seconds over which a rate is taken at most: two looks, so that a number can be read."""
 SHORTEST: Final = 0.5
 """Seconds over which a rate is taken at least: one task between two looks of several people is no thousand a second."""
-PLOTTED: Final = 8
-"""Tenants whose queues are in each point: those with most to wait for."""
+PLOTTED: Final = 6
+"""Tenants whose queues are in each point: those that wait longest."""
+STAYS: Final = 10.0
+"""Seconds that a tenant is plotted after it last waited about as long as the others."""
 TENANTS: Final = 100
 """Tenants that have figures of their own; what others do is counted as one."""
 OTHER: Final = "(other)"
@@ -35,7 +37,7 @@ _RATES: Final[dict[str, dict[str, tuple[str, ...]]]] = {
         "done": ("completed",),
         "failed": ("failed", "rejected", "expired", "stale"),
     },
-    "resources": {"ok": ("successes",), "refused": ("cooldowns", "disables"), "used": ("attempts",)},
+    "resources": {"ok": ("successes",), "refused": ("refusals",), "used": ("attempts",)},
     "workers": {"lost": ("losses",)},
 }
 _LEVELS: Final[dict[str, tuple[str, ...]]] = {
@@ -96,6 +98,37 @@ class Labels:
         return shown
 
 
+class Plotted:
+    """Which tenants are plotted. One stays as long as it waits, so that lines can be followed."""
+
+    __slots__ = ("_since",)
+
+    def __init__(self) -> None:
+        self._since: dict[str, float] = {}  # when each last waited
+
+    def choose(self, rows: Iterable[Mapping[str, Any]], now: float) -> dict[str, list[float]]:
+        """Return the tenants to plot, each with its queue and the age of its oldest task. Longest waiting come first.
+
+        One that has waited for nothing lately, or for less than half as long as one that is not plotted, gives up its
+        place to that.
+        """
+        known = {NONE if row["tenant"] is None else row["tenant"]: [row["queued"], row["lag"]] for row in rows}
+        others = [name for name, (queued, _) in known.items() if queued and name not in self._since]
+        enough = known[others[0]][1] / 2 - 1.0 if others else 0.0
+        for name in self._since:
+            queued, lag = known.get(name, (0, 0.0))
+            if queued and lag >= enough:
+                self._since[name] = now
+        for name in others:
+            if len(self._since) >= PLOTTED:
+                oldest = min(self._since, key=self._since.__getitem__)
+                if now - self._since[oldest] < STAYS:
+                    break
+                del self._since[oldest]
+            self._since[name] = now
+        return {name: known.get(name, [0, 0.0]) for name in self._since}
+
+
 class PoolHistory:
     """The points and histograms of one pool."""
 
@@ -109,6 +142,7 @@ class PoolHistory:
         """How many tasks have ended, by tenant and status."""
         self.seen: int = 0
         """How many tasks had ended when somebody looked last."""
+        self._plotted = Plotted()
         self._sums: deque[tuple[float, dict[str, float]]] = deque()
 
     def note(self, view: Mapping[str, Any], now: float, wall: float) -> dict[str, Any] | None:
@@ -123,9 +157,7 @@ class PoolHistory:
         if self.kind == "tasks":
             rows = view.get("tenants", ())
             point["p50"], point["p99"] = worst(rows, "p50"), worst(rows, "p99")
-            point["tenants"] = {
-                NONE if row["tenant"] is None else row["tenant"]: [row["queued"], row["lag"]] for row in rows[:PLOTTED]
-            }
+            point["tenants"] = self._plotted.choose(rows, now)
         self.points.append(point)
         return point
 

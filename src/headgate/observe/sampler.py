@@ -9,6 +9,7 @@ as held, with what was seen last.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 import threading
@@ -98,7 +99,7 @@ class Sampler:
     def look(self) -> dict[str, Any]:
         """Look at all pools now, and tell the listeners; or return what was seen last, if looks have cost too much.
 
-        From any thread but an event loop's.
+        From any thread. An event loop that calls it is held meanwhile.
         """
         with self._looking:
             if self._is_looking or self._excess_now() > AT_ONCE:
@@ -227,7 +228,7 @@ def _begin_look(entry: LivePool, counted: int, costs: dict[int, float]) -> Futur
             costs[id(loop)] = costs.get(id(loop), 0.0) + clock.now() - began
             future.set_result(seen)
 
-    if loop is not None and loop.is_running():
+    if loop is not None and loop.is_running() and loop is not asyncio._get_running_loop():
         try:
             loop.call_soon_threadsafe(look)
             return future

@@ -432,6 +432,7 @@ class Engine(Generic[T]):
         rotation = self.rotation
         with lock:
             now = clock.now()
+            use.member.refusals += isinstance(signal, (CooldownResource, DisableResource))
             if isinstance(signal, CooldownResource):
                 seconds = signal.cooldown_seconds  # a subclass may have put anything there
                 seconds = seconds if is_finite(seconds) and seconds >= 0 else None

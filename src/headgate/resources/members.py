@@ -91,6 +91,7 @@ class Member:
         "pickers",
         "plain",
         "probe",
+        "refusals",
         "resource",
         "rotation",
         "sharing",
@@ -121,6 +122,7 @@ class Member:
         self.successes: int = 0
         self.cooldowns: int = 0
         self.disables: int = 0
+        self.refusals: int = 0  # uses that asked for a cooldown, or found it unusable
         self.sibling_cancels: int = 0
 
     @property
@@ -267,13 +269,14 @@ class WaitTicket(Ticket[Requirement, Use]):
 class Totals:
     """Counters of members that were removed from the pool."""
 
-    __slots__ = ("acquires", "cooldowns", "disables", "sibling_cancels", "successes")
+    __slots__ = ("acquires", "cooldowns", "disables", "refusals", "sibling_cancels", "successes")
 
     def __init__(self) -> None:
         self.acquires: int = 0
         self.successes: int = 0
         self.cooldowns: int = 0
         self.disables: int = 0
+        self.refusals: int = 0
         self.sibling_cancels: int = 0
 
     def absorb(self, member: Member) -> None:

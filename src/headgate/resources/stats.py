@@ -121,7 +121,17 @@ def quotas(rotation: Rotation, now: float) -> dict[str, QuotaSnapshot]:
     return {resource_id: one["quota"] for resource_id, one in found.items() if one}
 
 
-def pool_view(stats: PoolStats, quotas: Mapping[str, QuotaSnapshot], rows: int) -> dict[str, Any]:
+def refusals(rotation: Rotation) -> dict[str, int]:
+    """How many uses the upstream service refused, by id; under "" those of resources that were removed.
+
+    Fewer than cooldowns and disables: those can be policy, and come from other processes.
+    """
+    return {"": rotation.totals.refusals, **{name: member.refusals for name, member in rotation.members.items()}}
+
+
+def pool_view(
+    stats: PoolStats, quotas: Mapping[str, QuotaSnapshot], refused: Mapping[str, int], rows: int
+) -> dict[str, Any]:
     """The state of a pool as values that JSON knows; of more resources than `rows`, those that are out of order."""
     shown = list(stats.resources.values())
     if len(shown) > rows:
@@ -136,6 +146,7 @@ def pool_view(stats: PoolStats, quotas: Mapping[str, QuotaSnapshot], rows: int) 
         "successes": stats.successes,
         "cooldowns": stats.cooldowns,
         "disables": stats.disables,
+        "refusals": sum(refused.values()),
         "retries": stats.retries,
         "sibling_cancels": stats.sibling_cancels,
         "runs_ok": stats.runs_ok,
@@ -155,6 +166,7 @@ def pool_view(stats: PoolStats, quotas: Mapping[str, QuotaSnapshot], rows: int) 
                 "successes": one.successes,
                 "cooldowns": one.cooldowns,
                 "disables": one.disables,
+                "refusals": refused.get(one.resource_id, 0),
                 **({"quota": quotas[one.resource_id]} if one.resource_id in quotas else {}),
             }
             for one in shown

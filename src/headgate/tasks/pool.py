@@ -426,7 +426,7 @@ class TaskPool:
         handle = self._submitter.again(kept)
         if isinstance(handle, Arrival):
             handle = await self._submitter.accepted(handle, None)
-        self._executor.failures.kept.pop(int(number), None)
+        self._executor.failures.ran_again(int(number), handle.number)
         return handle  # type: ignore[return-value] # `cast` would be called
 
     # -- making --------------------------------------------------------------------------------------------------------

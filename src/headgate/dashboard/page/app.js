@@ -19,12 +19,23 @@ function h(tag, attributes = {}, ...children) {
     else if (value === true) made.setAttribute(name, "");
     else if (value !== false && value !== null && value !== undefined) made.setAttribute(name, value);
   }
-  made.append(...children.filter((child) => child !== null && child !== undefined));
+  made.append(...children.filter((child) => child !== null && child !== undefined).map((child) => (typeof child === "string" ? plain(child) : child)));
   return made;
 }
 
+// Names come from anywhere: what cannot be seen, and what would turn the text around it, is shown as terminals show it.
+const UNSEEN = /[^\P{C}\t\n\r]|[\u2028\u2029]/gu;
+const ORDINARY = /^[ -~]*$/; // most names are, and this is quick
+const plain = (text) => (ORDINARY.test(text) ? text : text.replace(UNSEEN, "?"));
+
 function say(element, text) {
-  if (element.textContent !== text) element.textContent = text;
+  const shown = plain(text);
+  if (element.textContent !== shown) element.textContent = shown;
+}
+
+function explain(element, text) {
+  const shown = plain(text);
+  if (element.title !== shown) element.title = shown;
 }
 
 function mood(element, value) {
@@ -32,6 +43,7 @@ function mood(element, value) {
 }
 
 const whole = (value) => Number(value ?? 0).toLocaleString("en-US");
+const many = (count, what) => `${whole(count)} ${what}${count === 1 ? "" : "s"}`;
 const tenantName = (name) => (name === null ? "(none)" : name);
 const countdown = (left) => (left < 0.1 ? "less than 0.1 s" : left < 1 ? `${left.toFixed(1)} s` : seconds(left));
 const clock = (at) => new Date(at * 1000).toTimeString().slice(0, 8);
@@ -42,7 +54,7 @@ class Table {
   // columns: { label, sort, num, className, less, least, optional, make(td), fill(td, row) } - `fill` writes into
   // what `make` made. Of `less` nothing is shown on narrow pages, of `least` nothing on those of a phone. A column that is optional is hidden until a row has something in it; then it stays.
   constructor(columns, { key, empty, sort = null, onsort = null, open = null }) {
-    Object.assign(this, { columns, key, open, sort });
+    Object.assign(this, { columns, key, open, sort, none: empty });
     this.rows = new Map();
     this.heads = columns.map((column) => {
       const label = column.sort && onsort ? h("button", { type: "button", onclick: () => onsort(column.sort) }, column.label) : column.label;
@@ -54,7 +66,7 @@ class Table {
     this.element = h("div", {}, h("div", { class: "scroll" }, this.table), this.empty);
   }
 
-  update(rows, sort = null) {
+  update(rows, sort = null, none = this.none) {
     this.columns.forEach((column, index) => {
       if (column.sort && column.sort === sort) this.heads[index].setAttribute("aria-sort", "descending");
       else this.heads[index].removeAttribute("aria-sort");
@@ -76,6 +88,7 @@ class Table {
     this.showFilled();
     for (const known of spare) { if (known.tr === document.activeElement) this.body.querySelector("tr")?.focus(); known.tr.remove(); }
     this.table.hidden = !rows.length;
+    say(this.empty, none);
     this.empty.hidden = rows.length > 0;
   }
 
@@ -97,7 +110,10 @@ class Table {
     const known = { tr, cells, row: null };
     if (this.open) {
       tr.addEventListener("click", (event) => { if (!event.target.closest("button")) this.open(known.row); });
-      tr.addEventListener("keydown", (event) => { if (event.key === "Enter" && event.target === tr) this.open(known.row); });
+      tr.addEventListener("keydown", (event) => { if (event.key !== "Enter" || event.target !== tr) return;
+        event.preventDefault(); // else the same key would press the button of the dialog that opens
+        this.open(known.row);
+      });
     }
     return known;
   }
@@ -105,12 +121,12 @@ class Table {
 
 const classes = (column) => [column.num ? "num" : "", column.className ?? "", column.less ? "less" : "", column.least ? "least" : ""].join(" ").trim();
 
-const text = (label, get, more = {}) => ({ label, fill: (td, row) => { const value = get(row); say(td, value); if (td.title !== value && value.length > 18) td.title = value; }, ...more });
+const text = (label, get, more = {}) => ({ label, fill: (td, row) => { const value = get(row); say(td, value); explain(td, value.length > 10 ? value : ""); }, ...more });
 
 const pill = (label, get, more = {}) => ({
   label,
   make: (td) => td.append(h("span", { class: "pill" })),
-  fill: (td, row) => { const [said, feel] = get(row); say(td.firstChild, said); mood(td.firstChild, feel); if (td.title !== said) td.title = said; },
+  fill: (td, row) => { const [said, feel] = get(row); say(td.firstChild, said); mood(td.firstChild, feel); explain(td, said); },
   ...more,
 });
 
@@ -151,18 +167,19 @@ function card(title, ...parts) {
 // -- lists that may be long: the server pages them ---------------------------------------------------------------------
 
 class LongList {
-  // list: "tenants", "resources" or "workers"; defaultSort: the order in which the server sends the first rows.
+  // list: "tenants", "resources" or "workers"; defaultSort: the order in which the server sends the first rows. The
+  // field for the filter is in the header, unless another one is given.
   constructor(title, list, columns, options) {
     Object.assign(this, { list, options, sort: options.defaultSort, filter: "", page: 0, asked: 0, view: null, of: "" });
     this.table = new Table(columns, { ...options, onsort: (by) => { this.sort = by; this.page = 0; this.refresh(true); } });
-    this.input = h("input", { type: "search", placeholder: `Filter ${list}`, "aria-label": `Filter ${list}`, "data-filter": true, maxlength: "100" });
+    this.input = options.input ?? filterField(list);
     this.input.addEventListener("input", () => { this.filter = this.input.value; this.page = 0; this.refresh(true); });
     this.back = h("button", { type: "button", class: "quiet", onclick: () => { this.page--; this.refresh(true); } }, "Previous");
     this.next = h("button", { type: "button", class: "quiet", onclick: () => { this.page++; this.refresh(true); } }, "Next");
     this.where = h("span");
     this.pager = h("div", { class: "pager" }, this.back, this.next, this.where);
     this.card = card(title, this.table.element, this.pager);
-    this.card.header.append(this.input);
+    if (!options.input) this.card.header.append(this.input);
     this.element = this.card.element;
   }
 
@@ -200,14 +217,20 @@ class LongList {
 
   show(rows, total, isPage = false) {
     const from = this.page * PAGE;
-    this.table.update(isPage ? rows : rows.slice(from, from + PAGE), this.sort);
-    say(this.card.count, whole(this.total));
+    this.table.update(isPage ? rows : rows.slice(from, from + PAGE), this.sort, this.filter ? unmatched(`No ${this.list.slice(0, -1)}`, this.filter) : undefined);
+    say(this.card.count, this.filter ? `${whole(total)} of ${whole(this.total)}` : whole(this.total));
     this.pager.hidden = total <= PAGE;
     this.back.disabled = this.page === 0;
     this.next.disabled = from + PAGE >= total;
     say(this.where, total ? `${whole(from + 1)} to ${whole(Math.min(from + PAGE, total))} of ${whole(total)}` : "");
   }
 }
+
+function filterField(what) {
+  return h("input", { type: "search", placeholder: `Filter ${what}`, "aria-label": `Filter ${what}`, "data-filter": true, maxlength: "100" });
+}
+
+const unmatched = (what, filter) => `${what} matches \u201c${filter}\u201d.`;
 
 function sorted(rows, by) {
   return [...rows].sort((a, b) => {
@@ -253,7 +276,7 @@ function overview() {
   const notes = h("ul", { class: "notes" });
   const attention = card("Attention", notes);
   const pools = new Table([
-    text("Pool", (view) => view.name, { className: "name" }),
+    text("Pool", (view) => view.name, { className: "name cut" }),
     text("Kind", (view) => view.kind, { less: true }),
     pill("State", poolState),
     text("Running", (view) => (view.broken ? "" : view.kind === "tasks" ? `${view.active} of ${view.max_concurrent}` : whole(view.in_flight)), { num: true }),
@@ -309,22 +332,23 @@ function attentionOf(tasks, keys, machines) {
   for (const view of tasks) {
     if (view.held) found.push(["bad", `The event loop of ${view.name} is held`, `for ${seconds(view.held)}: some task computes without an await`, "tasks", view]);
     else if (view.waiting_for) found.push(["warn", `${view.name} waits for ${view.waiting_for.cause}`, view.waiting_for.seconds ? `about ${countdown(view.waiting_for.seconds)} more` : "", "tasks", view]);
-    if (view.blocked_submitters) found.push(["warn", `${view.blocked_submitters} submitters of ${view.name} wait`, "its queue is full", "tasks", view]);
+    if (view.blocked_submitters) found.push(["warn", `${many(view.blocked_submitters, "submitter")} of ${view.name} ${view.blocked_submitters === 1 ? "waits" : "wait"}`, "its queue is full", "tasks", view]);
     const first = (view.tenants ?? [])[0];
     if (first && first.lag > 5) found.push(["warn", `${tenantName(first.tenant)} waits longest in ${view.name}`, `its oldest task is queued for ${seconds(first.lag)}`, "tasks", view]);
     const failed = view.failures?.[0];
     if (failed && current().look.at - failed.ended_at < 60) found.push(["bad", `${view.name}#${failed.number} ${failed.status}`, failed.why, "tasks", view]);
   }
   for (const view of keys) {
-    if (view.disabled) found.push(["bad", `${view.disabled} of ${view.resource_count} resources of ${view.name} are disabled`, "", "resources", view]);
+    if (view.disabled) found.push(["bad", `${view.disabled} of ${many(view.resource_count, "resource")} of ${view.name} ${view.disabled === 1 ? "is" : "are"} disabled`, "", "resources", view]);
     if (view.cooling_down) {
       const soonest = Math.min(...view.resources.filter((row) => row.cooldown).map((row) => row.cooldown));
-      found.push([view.healthy ? "warn" : "bad", `${view.cooling_down} of ${view.resource_count} resources of ${view.name} cool down`, Number.isFinite(soonest) ? `the first is back in ${countdown(soonest)}` : "", "resources", view]);
+      found.push([view.healthy ? "warn" : "bad", `${view.cooling_down} of ${many(view.resource_count, "resource")} of ${view.name} ${view.cooling_down === 1 ? "cools" : "cool"} down`, Number.isFinite(soonest) ? `the first is back in ${countdown(soonest)}` : "", "resources", view]);
     }
   }
   for (const view of machines) {
-    if (view.blocked || view.lost) found.push(["bad", `${view.blocked + view.lost} workers of ${view.name} are blocked or lost`, "", "workers", view]);
-    if (view.losses) found.push(["warn", `${view.losses} workers of ${view.name} were lost`, "since the pool was entered", "workers", view]);
+    const gone = view.blocked + view.lost;
+    if (gone) found.push(["bad", `${many(gone, "worker")} of ${view.name} ${gone === 1 ? "is" : "are"} blocked or lost`, "", "workers", view]);
+    if (view.losses) found.push(["warn", `${many(view.losses, "worker")} of ${view.name} ${view.losses === 1 ? "was" : "were"} lost`, "since the pool was entered", "workers", view]);
   }
   return found;
 }
@@ -359,10 +383,18 @@ function chooser(kind, label) {
 
 function titled(head, title, pick, pool) {
   say(title, pool.name);
+  explain(title, pool.name);
   title.hidden = !pick.select.hidden;
   const [said, feel] = poolState(pool), badge = head.querySelector(".pill");
   say(badge, said);
   mood(badge, feel);
+}
+
+// A button that cannot be used now says why. `tellLink` disables it.
+function refuse(button, why) {
+  explain(button, why);
+  button.dataset.why = why;
+  button.disabled = Boolean(why || current()?.ended);
 }
 
 function nothing(title, words) {
@@ -375,22 +407,23 @@ function tasksView() {
   const flow = new Plot("", "Tasks a second", true), depth = new Plot("", "Queued tasks of each tenant", true), wait = new Plot("s", "Age of the oldest task of each tenant", true);
   const places = new Places();
   const title = h("h2");
-  const head = h("div", { class: "title" }, title, pick.select, h("span", { class: "pill" }), h("span", { class: "spring" }),
-    h("button", { type: "button", class: "quiet", "data-act": true, onclick: () => resize(pool) }, "Resize"), h("button", { type: "button", class: "quiet", "data-act": true, onclick: () => drain(pool) }, "Drain"));
+  const acts = [["Resize", () => resize(pool)], ["Drain", () => drain(pool)]].map(([name, does]) => h("button", { type: "button", class: "quiet", "data-act": true, onclick: does }, name));
+  const input = filterField("tenants and tasks");
+  const head = h("div", { class: "title" }, title, pick.select, h("span", { class: "pill" }), h("span", { class: "spring" }), input, ...acts);
   let pool = null;
   const tenants = new LongList("Tenants", "tenants", [
-    text("Tenant", (row) => tenantName(row.tenant), { className: "name", sort: "tenant" }),
+    text("Tenant", (row) => tenantName(row.tenant), { className: "name cut", sort: "tenant" }),
     text("Running", (row) => whole(row.active), { num: true, sort: "active" }),
     text("Queued", (row) => whole(row.queued), { num: true, sort: "queued" }),
     { label: "Oldest", num: true, sort: "lag", fill: (td, row) => { say(td, row.queued ? seconds(row.lag) : ""); td.classList.toggle("warn", row.lag > 10); } },
     text("Wait p50", (row) => seconds(row.p50), { num: true, sort: "p50", less: true }),
     text("p99", (row) => seconds(row.p99), { num: true, sort: "p99", least: true }),
-  ], { key: (row) => tenantName(row.tenant), name: (row) => tenantName(row.tenant), empty: "No tenant has tasks now.", defaultSort: "lag" });
+  ], { key: (row) => tenantName(row.tenant), name: (row) => tenantName(row.tenant), empty: "No tenant has tasks now.", defaultSort: "lag", input });
   const act = (row) => [["Cancel", () => cancel(pool, row)]];
   const taskColumns = (when) => [
     text("Task", (row) => `#${row.number}`, { className: "name" }),
-    text("Tenant", (row) => tenantName(row.tenant)),
-    text("Function", (row) => row.what, { className: "mono", less: true }),
+    text("Tenant", (row) => tenantName(row.tenant), { className: "cut" }),
+    text("Function", (row) => row.what, { className: "mono cut", less: true }),
     { label: when, num: true, fill: (td, row) => { say(td, seconds(row.seconds + since())); } },
     text("Try", (row) => String(row.attempt || ""), { num: true, less: true }),
     text("Resource", (row) => row.resource ?? "", { less: true }),
@@ -401,13 +434,21 @@ function tasksView() {
   const old = new Table(taskColumns("Queued for").filter((column) => !["Resource", "Worker", "Try"].includes(column.label)), { key: (row) => row.id, empty: "Nothing is queued.", open: (row) => tell(row.id) });
   const bad = new Table([
     text("Task", (row) => `#${row.number}`, { className: "name" }),
-    text("Tenant", (row) => tenantName(row.tenant)),
+    text("Tenant", (row) => tenantName(row.tenant), { className: "cut" }),
     pill("Ended", (row) => [row.status, row.status === "failed" ? "bad" : "warn"], { least: true }),
     text("When", (row) => (row.ended_at ? clock(row.ended_at) : ""), { num: true, less: true }),
     text("Why", (row) => row.why, { className: "wide" }),
+    text("", (row) => (row.retried_as ? `ran again as #${row.retried_as}` : ""), { optional: true, less: true }),
     buttons((row) => (row.can_retry ? [["Retry", () => retry(pool, row)]] : [])),
   ], { key: (row) => row.id, empty: "No task has ended badly.", open: (row) => tell(row.id) });
-  const slowCard = card("Running longest", slow.element), oldCard = card("Queued longest", old.element), older = h("p", { class: "more" });
+  const slowCard = card("Running longest", slow.element), oldCard = card("Waiting longest, of each tenant", old.element), older = h("p", { class: "more" });
+  const words = (row) => [`#${row.number}`, tenantName(row.tenant), row.what ?? "", row.why ?? "", row.resource ?? "", row.worker ?? "", row.retried_as ? `#${row.retried_as}` : ""].join("\n").toLowerCase();
+  const fill = (table, its, rows, all) => {
+    const wanted = input.value.toLowerCase(), found = wanted ? rows.filter((row) => words(row).includes(wanted)) : rows;
+    table.update(found, null, wanted && rows.length ? unmatched(rows.length < all ? `None of the ${rows.length} listed` : "No task", input.value) : undefined);
+    say(its.count, found.length < all ? `${whole(found.length)} of ${whole(all)}` : whole(all));
+  };
+  input.addEventListener("input", () => draw());
   const badCard = card("Ended badly", bad.element, older);
   const body = h("div", {}, head, h("dl", { class: "stats" }, ...[done, running, queued, oldest, fair, failed].map((one) => one.element)),
     h("div", { class: "three" }, card("Throughput", flow.element).element, card("Queue by tenant", depth.element).element, card("Oldest task by tenant", wait.element).element),
@@ -431,17 +472,15 @@ function tasksView() {
       const times = past.map((point) => point.t);
       flow.update(times, [{ name: "done/s", values: past.map((p) => p.done) }, { name: "failed/s", values: past.map((p) => p.failed), colour: "cbad" }]);
       const names = places.of(`${state.program}/${pool.number}`, past);
-      const series = (which) => names.map((name) => name === null ? null : { name, values: past.map((p) => p.tenants?.[name]?.[which] ?? 0) });
+      const series = (which) => names.map((name) => name === null ? null : { name: plain(name), values: past.map((p) => p.tenants?.[name]?.[which] ?? null) });
       depth.update(times, series(0));
       wait.update(times, series(1));
       tenants.update(pool, Math.max(pool.tenant_count, pool.tenants.length));
-      slow.update(pool.running);
-      old.update(pool.oldest);
-      bad.update(pool.failures);
-      say(slowCard.count, whole(pool.active));
-      say(oldCard.count, whole(pool.queued));
+      for (const button of acts) refuse(button, pool.state === "open" ? "" : `${pool.name} is ${pool.state}: it takes no more tasks`);
       const ended = pool.failed + pool.rejected + pool.expired + pool.stale, listed = pool.failures.length;
-      say(badCard.count, listed < ended ? `${whole(listed)} of ${whole(ended)}` : whole(ended));
+      fill(slow, slowCard, pool.running, pool.active + pool.waiting);
+      fill(old, oldCard, pool.oldest, pool.queued);
+      fill(bad, badCard, pool.failures, ended);
       older.hidden = listed >= ended;
       say(older, listed >= LISTED ? `The last ${LISTED} are listed.` : "The others are not remembered: they hold an idempotency key, are of a former run, or the pool was made with a small keep=.");
     },
@@ -449,17 +488,15 @@ function tasksView() {
 }
 
 class Places {
-  // The six tenants of the plots. One keeps its place, and with it its colour, as long as it was among those that wait
-  // longest within the last minute; then the one that waited longest of the others gets the place.
+  // The six tenants of the plots, which the program chooses. One keeps its place, and with it its colour, as long as it
+  // is chosen.
   constructor() { Object.assign(this, { pool: "", names: [] }); }
 
   of(pool, past) {
     if (this.pool !== pool) Object.assign(this, { pool, names: Array(6).fill(null) });
-    const worst = new Map();
-    for (const point of past.slice(-60)) for (const [name, [queued, lag]] of Object.entries(point.tenants ?? {})) worst.set(name, Math.max(worst.get(name) ?? 0, queued + lag));
-    this.names = this.names.map((name) => (worst.has(name) ? name : null));
-    const others = [...worst].filter(([name]) => !this.names.includes(name)).sort((a, b) => b[1] - a[1]).map(([name]) => name);
-    const coming = others.slice(0, this.names.filter((name) => name === null).length).sort();
+    const chosen = Object.keys(past[past.length - 1]?.tenants ?? {});
+    this.names = this.names.map((name) => (chosen.includes(name) ? name : null));
+    const coming = chosen.filter((name) => !this.names.includes(name)).sort();
     this.names = this.names.map((name) => name ?? coming.shift() ?? null);
     return this.names;
   }
@@ -473,16 +510,16 @@ function resourcesView() {
   const head = h("div", { class: "title" }, title, pick.select, h("span", { class: "pill" }));
   let pool = null;
   const list = new LongList("Resources", "resources", [
-    text("Resource", (row) => row.id, { className: "name", sort: "id" }),
+    text("Resource", (row) => row.id, { className: "name cut", sort: "id" }),
     pill("Status", (row) => (row.status === "disabled" ? ["disabled", "bad"] : left(row) > 0 ? ["cools down", "warn"] : rest(row) > 0 ? ["quota spent", "warn"] : ["healthy", "good"]), { sort: "status" }),
     { ...meter("Back in", (row) => { const seconds = rest(row); return seconds > 0 ? [seconds / longestRest(row), `${seconds.toFixed(1)} s`, "warn"] : [null, ""]; }, { sort: "cooldown" }), className: "rest" },
     text("Quota left", (row) => Object.entries(row.quota?.left ?? {}).map(([name, amount]) => `${amount === null ? "any" : short(amount)} ${name}`).join(", "), { less: true, optional: true }),
     meter("In flight", (row) => (row.max_in_flight ? [row.in_flight / row.max_in_flight, `${row.in_flight} of ${row.max_in_flight}`] : [null, whole(row.in_flight)]), { num: true, sort: "in_flight", least: true }),
     text("Ok", (row) => whole(row.successes), { num: true, sort: "successes", least: true }),
-    text("Refused", (row) => whole(row.cooldowns + row.disables), { num: true, sort: "cooldowns", least: true }),
-    text("Ok of all", (row) => (row.acquires ? `${Math.round((100 * row.successes) / row.acquires)} %` : ""), { num: true, less: true }),
-    buttons((row) => (row.status === "disabled" || left(row) > 0 ? [["Enable", () => enable(pool, row)]] : [["Disable", () => disable(pool, row)]])),
-  ], { key: (row) => row.id, name: (row) => row.id, empty: "No resource fits.", defaultSort: null });
+    text("Refused", (row) => whole(row.refusals), { num: true, sort: "refusals", least: true }),
+    text("Ok of ended", okOfEnded, { num: true, less: true }),
+    buttons((row) => [...(row.status === "disabled" || left(row) > 0 ? [["Enable", () => enable(pool, row)]] : []), ...(row.status === "disabled" ? [] : [["Disable", () => disable(pool, row)]])]),
+  ], { key: (row) => row.id, name: (row) => row.id, empty: "This pool has no resource.", defaultSort: null });
   const left = (row) => Math.max(0, row.cooldown - since());
   const restAtFirst = (row) => Math.max(row.cooldown, row.quota?.seconds_until_open ?? 0);
   const rest = (row) => Math.max(0, restAtFirst(row) - since());
@@ -506,13 +543,21 @@ function resourcesView() {
       disabled.update(whole(pool.disabled), "", pool.disabled ? "bad" : "");
       flight.update(whole(pool.in_flight), pool.waiting ? `${whole(pool.waiting)} wait` : "");
       ok.update(short(last.ok ?? 0), `${whole(pool.successes)} in all`);
-      refused.update(short(last.refused ?? 0), `${whole(pool.cooldowns + pool.disables)} in all`, last.refused > 0 ? "warn" : "");
+      refused.update(short(last.refused ?? 0), `${whole(pool.refusals)} in all`, last.refused > 0 ? "warn" : "");
       const times = past.map((point) => point.t);
       rates.update(times, [{ name: "ok/s", values: past.map((p) => p.ok), colour: "c3" }, { name: "refused/s", values: past.map((p) => p.refused), colour: "c2" }]);
       use.update(times, [{ name: "in flight", values: past.map((p) => p.in_flight) }, { name: "cooling", values: past.map((p) => p.cooling_down), colour: "c2" }]);
       list.update(pool, pool.resource_count);
     },
   };
+}
+
+// Uses that still run say nothing yet. (In flight are those of all pools that share the resource.)
+function okOfEnded(row) {
+  const ended = Math.max(row.successes + row.refusals, row.acquires - row.in_flight);
+  if (!ended) return "";
+  const share = Math.round((100 * row.successes) / ended);
+  return `${row.successes < ended ? Math.min(share, 99) : share} %`;
 }
 
 function workersView() {
@@ -523,14 +568,14 @@ function workersView() {
   let pool = null;
   const head = h("div", { class: "title" }, title, pick.select, h("span", { class: "pill" }), h("span", { class: "spring" }), h("button", { type: "button", class: "quiet", "data-act": true, onclick: () => resize(pool) }, "Resize"));
   const list = new LongList("Workers", "workers", [
-    text("Worker", (row) => row.uid, { className: "name mono", sort: "uid" }),
+    text("Worker", (row) => row.uid, { className: "name mono cut", sort: "uid" }),
     pill("State", (row) => [row.state, row.state === "ready" ? "good" : ["blocked", "lost"].includes(row.state) ? "bad" : "warn"], { sort: "state" }),
     meter("Calls", (row) => (row.most ? [row.in_flight / row.most, `${row.in_flight} of ${row.most}`] : [null, whole(row.in_flight)]), { num: true, sort: "in_flight" }),
     text("Memory", (row) => (row.memory === null ? "" : bytes(row.memory)), { num: true, sort: "memory" }),
     text("Pid", (row) => String(row.pid || ""), { num: true, less: true }),
     text("Tags", (row) => row.tags.join(", "), { less: true, optional: true }),
     text("Note", (row) => row.replaced_because, { less: true, optional: true }),
-  ], { key: (row) => row.uid, name: (row) => `${row.uid} ${row.pid}`, empty: "No worker fits.", defaultSort: null });
+  ], { key: (row) => row.uid, name: (row) => `${row.uid} ${row.pid}`, empty: "This pool has no worker now.", defaultSort: null });
   const body = h("div", {}, head, h("dl", { class: "stats" }, ...[ready, flight, memory, blocked, losses].map((one) => one.element)),
     h("div", { class: "two" }, card("Calls", load.element).element, card("Memory", size.element).element), list.element);
   const none = nothing("No worker pool", "This program has no WorkerPool that can be shown now.");
@@ -546,7 +591,7 @@ function workersView() {
       flight.update(whole(pool.in_flight));
       memory.update(bytes(pool.memory));
       blocked.update(whole(pool.blocked), "", pool.blocked ? "bad" : "");
-      losses.update(whole(pool.losses), "since somebody looks", pool.losses ? "warn" : "");
+      losses.update(whole(pool.losses), "while watched", pool.losses ? "warn" : "");
       const past = points(pool), times = past.map((point) => point.t);
       load.update(times, [{ name: "calls", values: past.map((p) => p.in_flight) }]);
       size.update(times, [{ name: "memory", values: past.map((p) => p.memory), colour: "c4" }]);
@@ -598,7 +643,7 @@ function eventsView() {
       say(all.count, whole(found.length));
       say(waiting, `${whole(late)} new`);
       waiting.hidden = !late;
-      say(empty, events.length ? "No event fits." : "Nothing has happened yet. Cooldowns, lost workers and actions appear here as they happen.");
+      say(empty, events.length ? (wanted ? unmatched("No event", input.value) : "No event is of this kind.") : "Nothing has happened yet. Cooldowns, lost workers and actions appear here as they happen.");
       empty.hidden = found.length > 0;
     },
   };
@@ -645,6 +690,8 @@ function confirmed(title, words, yes, { danger = false, field = null } = {}) {
   say($("confirm-yes"), yes);
   $("confirm-yes").classList.toggle("danger", danger);
   $("confirm-field").hidden = field === null;
+  $("confirm-input").disabled = field === null; // else it would be checked
+  $("confirm-wrong").hidden = true;
   if (field) { say($("confirm-label"), field.label); $("confirm-input").value = field.value; }
   dialog.showModal();
   if (field) $("confirm-input").select();
@@ -662,7 +709,7 @@ async function act(action, target, pool) {
 }
 
 async function cancel(pool, row) {
-  if (await confirmed(`Cancel ${pool.name}#${row.number}?`, row.status === "queued" ? "It is queued, and ends at once." : "It runs. It ends when its function does; a plain function in a thread cannot be interrupted.", "Cancel the task", { danger: true })) await act("cancel", row.id, pool);
+  if (await confirmed(`Cancel ${pool.name}#${row.number}?`, row.status === "queued" ? "It is queued, and is taken out of the queue at once." : "It runs. A coroutine is cancelled at its next await. A plain function cannot be interrupted: it runs to its end, and its result is dropped.", "Cancel the task", { danger: true })) await act("cancel", row.id, pool);
 }
 async function retry(pool, row) {
   if (await confirmed(`Run ${pool.name}#${row.number} again?`, "It is submitted as a new task, with the same function, arguments and options.", "Run it again")) await act("retry", row.id, pool);
@@ -679,7 +726,7 @@ async function resize(pool) {
   if (size) await act("resize", size, pool);
 }
 async function drain(pool) {
-  if (await confirmed(`Drain ${pool.name}?`, "It takes no more tasks, finishes those that it has, and is then closed. This cannot be undone.", "Drain and close", { danger: true })) await act("drain", `#${pool.number}`, null);
+  if (await confirmed(`Drain ${pool.name}?`, "The pool is closed for good: from now on it takes no tasks, it finishes those that it has, and then it is gone. This cannot be undone. (pool.drain() in the program waits too, but leaves the pool open.)", "Drain and close", { danger: true })) await act("drain", `#${pool.number}`, null);
 }
 
 async function tell(task) {
@@ -693,7 +740,7 @@ async function tell(task) {
     const [title, ...lines] = story.split("\n");
     const cut = title.indexOf(": ", title.lastIndexOf("/"));
     say($("story-title"), title.slice(0, title.indexOf(",") > 0 ? title.indexOf(",") : undefined));
-    say($("story-state"), cut > 0 ? title.slice(cut + 2) : title);
+    say($("story-state"), (cut > 0 ? title.slice(cut + 2) : title).replace(/^(\w+) for now after ([\d.]+ s)/, "$1, submitted $2 ago"));
     $("story-lines").replaceChildren(...lines.map((line) => {
       const parts = /^\s*(\S+)\s+(\S+ s)\s{2}(.*)$/.exec(line);
       if (!parts) return h("li", {}, line.trim());
@@ -750,7 +797,7 @@ async function connect() {
     throw new Error("ended");
   } catch (error) {
     if (mine.signal.aborted) return;
-    linked("lost");
+    if (state.link !== "ended") linked("lost"); // else that is known; it may be started again
     state.retry = Math.min(state.retry + 1, 6);
     setTimeout(() => { if (mine === streaming) connect(); }, 250 * 2 ** (state.retry - 1));
   }
@@ -763,7 +810,9 @@ function received(message) {
     if (!known || told.history) programs.set(told.id, (known = { history: new Map(Object.entries(told.history ?? {})), events: [], ended: 0 }));
     else for (const view of told.look.pools) if (view.point) push(known.history, String(view.number), view.point);
     known.heard = performance.now() - 1000 * (told.age ?? 0);
-    if (!state.paused || !known.look) Object.assign(known, { look: told.look, received: known.heard });
+    const seen = { look: told.look, received: known.heard, late: null };
+    if (!state.paused || !known.look) Object.assign(known, seen);
+    else known.late = seen; // it may be the last one
     known.events.push(...told.events);
     known.events.splice(0, known.events.length - EVENTS);
     known.ended = 0;
@@ -775,6 +824,7 @@ function received(message) {
     current().alone = !running().length;
     asking?.(null); // what it asked for cannot be done any more
   }
+  if (message.ended) linked("ended");
   if (!state.paused) { follow(); draw(); }
   applied.last = performance.now() - began;
   applied.worst = Math.max(applied.worst, applied.last);
@@ -817,8 +867,9 @@ function linked(now) {
 function trouble() {
   const one = current(), now = performance.now();
   if (state.link === "lost") return ["lost", "reconnecting", null, "The dashboard does not answer. What you see is how it was. It is tried again."];
-  if (state.link !== "live" || !one?.look) return null;
+  if (!["live", "ended"].includes(state.link) || !one?.look) return null;
   const was = `What you see is how it was at ${clock(one.look.at)}.`;
+  if (state.link === "ended") return ["ended", "ended", null, `${titleOf(one.look)} has ended, or has closed this page. What you see is how it was in the end, at ${clock(one.look.at)}.`];
   if (one.ended) return ["ended", "ended", null, `${titleOf(one.look)} has ended. ${was}${running().length ? " Choose another program to go on." : ""}`];
   if (now - state.heard > 1000 * QUIET) return ["silent", "no answer", (now - state.heard) / 1000, `The dashboard gives no answer. ${was}`];
   const quiet = (now - one.heard) / 1000;
@@ -838,7 +889,7 @@ function tellLink() {
   $("banner").dataset.kind = wrong?.[0] === "lost" ? "bad" : "warn";
   if (wrong) say($("banner-text"), wrong[3]);
   offer(one?.ended ? running().filter(([, other]) => other.look.program === one.look.program) : []);
-  for (const button of $("main").querySelectorAll("[data-act]")) button.disabled = Boolean(one?.ended);
+  for (const button of $("main").querySelectorAll("[data-act]")) button.disabled = Boolean(one?.ended || button.dataset.why);
   if (plots.live === !wrong) return;
   plots.live = !wrong;
   document.body.classList.toggle("stale", !plots.live);
@@ -918,11 +969,21 @@ function theme(next) {
   draw();
 }
 
+// As the system is, now and later, unless the user has chosen.
+function followSystem() {
+  let chosen = null;
+  try { chosen = localStorage.getItem("headgate-theme"); } catch { /* private windows */ }
+  document.documentElement.dataset.theme = chosen ?? (darkness.matches ? "dark" : "light");
+}
+
 function pause() {
   state.paused = !state.paused;
   $("pause").setAttribute("aria-pressed", String(state.paused));
   say($("pause"), state.paused ? "Go on" : "Pause");
-  if (!state.paused) follow();
+  if (!state.paused) {
+    for (const one of programs.values()) Object.assign(one, one.late);
+    follow();
+  }
   draw();
 }
 
@@ -960,7 +1021,10 @@ $("pause").addEventListener("click", pause);
 $("theme").addEventListener("click", () => theme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"));
 $("help").addEventListener("click", () => $("keys").showModal());
 for (const dialog of document.querySelectorAll("dialog")) dialog.addEventListener("click", (event) => { if (event.target === dialog) { asking?.(null); dialog.close(); } });
-$("confirm").addEventListener("submit", (event) => { event.preventDefault(); asking?.(event.submitter?.value === "yes"); });
+$("confirm").addEventListener("submit", (event) => { event.preventDefault(); asking?.(true); });
+$("confirm-no").addEventListener("click", () => asking?.(null));
+$("confirm-input").addEventListener("invalid", (event) => { event.preventDefault(); $("confirm-wrong").hidden = false; $("confirm-input").select(); });
+$("confirm-input").addEventListener("input", () => { $("confirm-wrong").hidden = true; });
 $("confirm").addEventListener("cancel", (event) => { event.preventDefault(); asking?.(null); });
 addEventListener("resize", () => draw());
 setInterval(() => { if (!state.paused && !document.hidden && shown?.ticks) shown.update(); tellLink(); }, 250);
@@ -971,9 +1035,9 @@ try {
   state.token = sessionStorage.getItem("headgate-token") ?? "";
 } catch { state.token = token ? token[1] : ""; }
 if (token) history.replaceState(null, "", location.pathname); // the token is not for screenshots and shared links
-let first = null;
-try { first = localStorage.getItem("headgate-theme"); } catch { /* private windows */ }
-document.documentElement.dataset.theme = first ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
-window.headgate = { applied, state, received, stop: () => streaming?.abort() }; // for tests
+const darkness = matchMedia("(prefers-color-scheme: dark)");
+darkness.addEventListener("change", followSystem);
+followSystem();
+window.headgate = { applied, state, received, connect, stop: () => streaming?.abort() }; // for tests
 go("overview");
 connect();

@@ -68,7 +68,7 @@ function filled(begin, x, y, floor) {
 
 export class Plot {
   // `unit` is "", "s" or "B"; `update` gets times in Unix seconds and series of the same length. A series that is null
-  // keeps its place and its colour free. `places`: the legend has two lines with three places each.
+  // keeps its place and its colour free; where a value of one is null it has no line. `places`: the legend has two lines with three places each.
   constructor(unit = "", label = "", places = false) {
     this.unit = unit;
     this.element = document.createElement("div");
@@ -146,9 +146,11 @@ export class Plot {
     said(line.name, one.name);
     if (line.entry.title !== one.name) line.entry.title = one.name;
     said(line.value, at >= 0 ? short(one.values[at] ?? 0, this.unit) : "");
-    const begin = one.values.length ? this.begin : [], high = (i) => y(one.values[i] ?? 0);
-    line.path.setAttribute("d", path(begin, x, high));
-    if (index === 0) line.area.setAttribute("d", filled(begin, x, high, floor));
+    const known = one.values.map((_, i) => i).filter((i) => one.values[i] !== null);
+    const begin = known.map((i, n) => this.begin[i] || known[n - 1] !== i - 1);
+    const across = (n) => x(known[n]), high = (n) => y(one.values[known[n]] ?? 0);
+    line.path.setAttribute("d", path(begin, across, high));
+    if (index === 0) line.area.setAttribute("d", filled(begin, across, high, floor));
   }
 
   point(event) {

@@ -31,7 +31,7 @@ class Kept(NamedTuple):
 class Failures:
     """The failures of one pool."""
 
-    __slots__ = ("_most", "forgotten", "kept", "unseen")
+    __slots__ = ("_most", "forgotten", "kept", "retried", "unseen")
 
     def __init__(self, keep: int) -> None:
         self.unseen: OrderedDict[int, Told] = OrderedDict()
@@ -40,6 +40,8 @@ class Failures:
         """Unseen failures that are not kept."""
         self.kept: OrderedDict[int, Kept] = OrderedDict()
         """The last tasks that can be submitted again, by their numbers."""
+        self.retried: OrderedDict[int, int] = OrderedDict()
+        """As which task each of the last that were submitted again runs, by their numbers."""
         self._most = keep
 
     def note(self, task: TaskRecord) -> None:
@@ -69,3 +71,10 @@ class Failures:
             why = f"it did not fail, was retried already, or is not among the last {self._most} that failed"
             remedy = "A larger keep_failed= keeps more of them."
         raise InvalidArgument(f"{name}#{number} cannot be retried: {why}", remedy=remedy)
+
+    def ran_again(self, number: int, again: int) -> None:
+        """Note that a task was submitted again, as the task `again`."""
+        self.kept.pop(number, None)
+        self.retried[number] = again
+        if len(self.retried) > self._most:
+            self.retried.popitem(last=False)

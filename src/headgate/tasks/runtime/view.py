@@ -149,6 +149,7 @@ def _failure_row(executor: Executor, one: Remains) -> dict[str, Any]:
         "attempt": one.attempt,
         "ended_at": None if one.ended is None else one.ended.wall,
         "can_retry": one.number in executor.failures.kept,
+        "retried_as": executor.failures.retried.get(one.number),
     }
 
 
