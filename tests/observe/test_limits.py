@@ -111,8 +111,10 @@ def test_o25_of_many_streams_at_the_same_moment_sixteen_are_opened_and_their_slo
 def test_o25_each_slot_of_a_stream_comes_back(page: Dashboard) -> None:
     for leave in (reset, socket.socket.close):
         with ExitStack() as stack:
-            streams = [connect(page.port) for _ in range(app.MOST_STREAMS)]
-            for one in streams:
+            streams = []
+            for _ in range(app.MOST_STREAMS):
+                one = connect(page.port)
+                streams.append(one)
                 stack.callback(one.close)
                 one.sendall(request(page, "/api/stream"))
                 assert one.recv(12).endswith(b"200")

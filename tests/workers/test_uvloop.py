@@ -47,6 +47,6 @@ def test_w52_everything_under_uvloop() -> None:
         env={**os.environ, "HEADGATE_TEST_LOOP": "uvloop", "HEADGATE_SCALE": "0.1"},
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=1800,
     )
     assert done.returncode == 0, done.stdout[-8000:]

@@ -31,6 +31,7 @@ __all__ = ["no_leaks"]
 Snapshot = dict[Hashable, Callable[[], str]]
 
 _PAUSE = 0.005  # real seconds between two looks
+_TURNS = 5  # that what is about to end has in any case: one collection of a large process may take a second
 
 
 class no_leaks:  # noqa: N801 - used as `with no_leaks():`, where it reads as a word and not as a type
@@ -81,10 +82,12 @@ class no_leaks:  # noqa: N801 - used as `with no_leaks():`, where it reads as a 
                 time.sleep(_PAUSE)  # noqa: ASYNC251 - blocks the loop for a moment, so that time stands
 
     def _until_gone(self) -> Iterator[list[str]]:
-        """Yield the leaks as long as there are some and time is left; then raise."""
+        """Yield the leaks as long as there are some and time is left, and at least a few times; then raise."""
         deadline = time.monotonic() + self._grace
+        turns = 0
         while leaks := self._leaks():
-            if time.monotonic() >= deadline:
+            turns += 1
+            if time.monotonic() >= deadline and turns > _TURNS:
                 raise Leak(f"{len(leaks)} left behind:\n" + "\n".join(leaks))
             gc.collect()  # what nobody holds any more is closed by this, and Python warns of it in its own words
             yield leaks
