@@ -159,7 +159,7 @@ def register(
     """
     key, forget = id(pool), _live.pop
     weak = weakref.ref(pool, lambda _: forget(key, None))
-    spare = "" if hasattr(pool, "name") else f"{kind}-{next(_numbers)}"
+    spare = "" if getattr(pool, "name", "") else f"{kind}-{next(_numbers)}"
     _live[key] = _Registered(kind, weak, snapshot, spare, view, home, next(_entries), [])
     while _first:
         try:
@@ -174,7 +174,7 @@ def unregister(pool: object) -> None:
     known = _live.pop(id(pool), None)
     if known is not None:
         for callback in tuple(_leaving):
-            callback(LivePool(known.kind, getattr(pool, "name", known.spare_name), known))
+            callback(LivePool(known.kind, getattr(pool, "name", "") or known.spare_name, known))
 
 
 def on_first(callback: Callable[[], object]) -> None:
@@ -194,8 +194,7 @@ def pools(kind: Kind | None = None) -> list[LivePool]:
     for known in _live.copy().values():
         pool = known.pool()
         if pool is not None and kind in (None, known.kind):
-            name = getattr(pool, "name", known.spare_name)
-            found.append(LivePool(known.kind, name, known))
+            found.append(LivePool(known.kind, getattr(pool, "name", "") or known.spare_name, known))
     return found
 
 

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import pickle
+import re
 import threading
 import weakref
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 from headgate import (
     CooldownResource,
     DisableResource,
+    InvalidType,
     PoolExhausted,
     Quota,
     Resource,
@@ -234,12 +236,24 @@ def test_o01_another_thread_can_look_while_tasks_come_and_go() -> None:
 @pytest.mark.integration
 def test_o01_workers_are_shown_with_their_memory() -> None:
     async def main() -> None:
-        async with WorkerPool(spawn=1) as workers:
+        async with WorkerPool(spawn=1, name="gpus") as workers:
             [view] = [one for one in views("workers") if one["workers"][0]["pid"] == workers.workers()[0].pid]
+            assert (view["name"], workers.name) == ("gpus", "gpus")
             assert (view["size"], view["ready"]) == (1, 1)
             assert view["workers"][0]["memory"] is None or view["workers"][0]["memory"] > 1_000_000
 
     asyncio.run(main())
+
+
+def test_o01_a_pool_of_workers_without_a_name_is_given_one() -> None:
+    async def main() -> None:
+        async with WorkerPool(spawn=1, name=" "):
+            [view] = views("workers")
+            assert re.fullmatch(r"workers-\d+", view["name"])
+
+    asyncio.run(main())
+    with pytest.raises(InvalidType, match="name must be a string or None, got int"):
+        WorkerPool(name=7)  # type: ignore[arg-type]
 
 
 def test_o01_pools_of_two_threads_may_be_the_first(monkeypatch: pytest.MonkeyPatch) -> None:

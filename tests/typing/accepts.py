@@ -289,7 +289,7 @@ async def call() -> None:
         assert_type(headgate.setup_result(), Any)
     headgate.WorkerPool(placement=headgate.LocalPlacement(2), quorum=2)
     headgate.WorkerPool(placement=headgate.RayPlacement(4, num_gpus=1, resources={"tpu": 0.5}, runtime_env={"pip": []}))
-    headgate.WorkerPool(max_memory_per_worker=2**30, setup=load, teardown=lambda: None)
+    headgate.WorkerPool(max_memory_per_worker=2**30, setup=load, teardown=lambda: None, name="models")
 
 
 tenant: headgate.ContextVar[str] = headgate.ContextVar("tenant", default="unknown")

@@ -9,7 +9,7 @@ from headgate.cli.observing import add_program, run_action
 
 _DESCRIPTION = """\
 Let a TaskPool run at most SIZE tasks at a time, or let a WorkerPool have SIZE workers, from now on. What runs goes on.
-A pool of workers has no name of its own: `headgate ps` shows which one it was given."""
+A pool of workers without a name has one that `headgate ps` shows."""
 _EXAMPLE = """\
 example:
   headgate resize calls 20

@@ -26,6 +26,7 @@ from headgate import registry
 from headgate._version import __version__
 from headgate.core.checks import (
     checked_memory,
+    checked_name,
     checked_optional_count,
     checked_optional_seconds,
     checked_positive_seconds,
@@ -104,8 +105,10 @@ class WorkerPool:
         max_memory_per_worker: float | str | None = None,
         setup: Callable[[], Any] | AbstractAsyncContextManager[Any] | AbstractContextManager[Any] | None = None,
         teardown: Callable[[], Any] | None = None,
+        name: str | None = None,
     ) -> None:
         self.tags: tuple[str, ...] = tags
+        self.name: str = checked_name(name, None)
         if tags and isinstance(tags[0], int):
             raise InvalidType(
                 f"tags must be strings, got {type(tags[0]).__name__}",
