@@ -531,6 +531,9 @@ def test_o23_a_program_that_ends_sends_its_last_numbers(browser: Browser) -> Non
         row = browser.run(f"return {ROW}.innerText", "ends well")
         assert row.split() == ["ends", "well", "tasks", "closed", "0", "of", "2", "0", "17", "0"]
         assert browser.run(f"return {STALE} && {LINK}") == "ended"
+        browser.press("2")
+        assert re.search(r"Running\s+0\s*of 2", browser.text())
+        assert browser.run("return [...document.querySelectorAll('#main [data-act]')].every(one => one.disabled)")
     finally:
         program.kill()
         program.communicate()

@@ -437,8 +437,7 @@ function tasksView() {
     text("Tenant", (row) => tenantName(row.tenant), { className: "cut" }),
     pill("Ended", (row) => [row.status, row.status === "failed" ? "bad" : "warn"], { least: true }),
     text("When", (row) => (row.ended_at ? clock(row.ended_at) : ""), { num: true, less: true }),
-    text("Why", (row) => row.why, { className: "wide" }),
-    text("", (row) => (row.retried_as ? `ran again as #${row.retried_as}` : ""), { optional: true, less: true }),
+    text("Why", (row) => (row.retried_as ? `${row.why}; ran again as #${row.retried_as}` : row.why), { className: "wide" }),
     buttons((row) => (row.can_retry ? [["Retry", () => retry(pool, row)]] : [])),
   ], { key: (row) => row.id, empty: "No task has ended badly.", open: (row) => tell(row.id) });
   const slowCard = card("Running longest", slow.element), oldCard = card("Waiting longest, of each tenant", old.element), older = h("p", { class: "more" });
@@ -808,7 +807,7 @@ function received(message) {
   for (const told of message.programs) {
     let known = programs.get(told.id);
     if (!known || told.history) programs.set(told.id, (known = { history: new Map(Object.entries(told.history ?? {})), events: [], ended: 0 }));
-    else for (const view of told.look.pools) if (view.point) push(known.history, String(view.number), view.point);
+    else for (const view of told.look.pools) addPoint(known.history, view, told.look);
     known.heard = performance.now() - 1000 * (told.age ?? 0);
     const seen = { look: told.look, received: known.heard, late: null };
     if (!state.paused || !known.look) Object.assign(known, seen);
@@ -831,11 +830,15 @@ function received(message) {
   applied.updates++;
 }
 
-function push(history, number, point) {
-  const past = history.get(number) ?? [];
-  past.push(point);
+function addPoint(history, view, look) {
+  const past = history.get(String(view.number)) ?? [], last = past[past.length - 1];
+  if (view.point) past.push(view.point);
+  else if (view.state === "closed" && last) { // it was closed since the last look, and has nothing queued any more
+    const t = look.pools.find((other) => other.point)?.point.t ?? look.at;
+    past.push({ ...last, t, queued: view.queued, active: view.active, lag: view.lag, tenants: Object.fromEntries(Object.keys(last.tenants ?? {}).map((name) => [name, [0, 0]])) });
+  }
   if (past.length > POINTS) past.shift();
-  history.set(number, past);
+  history.set(String(view.number), past);
 }
 
 const running = () => [...programs].filter(([, one]) => one.look && !one.ended);
