@@ -71,7 +71,7 @@ class LivePool:
 
     kind: Kind
     name: str
-    _entry: _Registered = field(repr=False)
+    _entry: _Registered = field(repr=False, hash=False)
 
     def snapshot(self) -> Any:
         """Return the state of the pool now, without values of resources, or None if the pool is gone.
