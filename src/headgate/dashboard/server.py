@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from headgate.core.clock import clock
@@ -82,7 +84,8 @@ class Dashboard:
         self._hub, self._loop = hub, asyncio.get_running_loop()
         self._started.set()
         try:
-            await self._server.serve(sockets=[self._listener])
+            with _without_chatter():
+                await self._server.serve(sockets=[self._listener])
         finally:
             hub.close()
             await self._source.close()
@@ -155,6 +158,21 @@ def serve(
         ) from error
     os.set_inheritable(listener.fileno(), False)
     return Dashboard(source or ThisProgram(), listener, chosen, hosts)
+
+
+@contextmanager
+def _without_chatter() -> Iterator[None]:
+    """Drop what uvicorn logs below warnings in this thread. Its level is left alone: the program may have a uvicorn."""
+    log, here = logging.getLogger("uvicorn.error"), threading.get_ident()
+
+    def matters(record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.WARNING or record.thread != here
+
+    log.addFilter(matters)
+    try:
+        yield
+    finally:
+        log.removeFilter(matters)
 
 
 def _check_installed() -> None:
