@@ -481,6 +481,77 @@ async def test_line_the_story_tells_what_it_waits_and_waited_for() -> None:
         check(handle.story(), handle, "submitted", "cool", "key-a", "completed")
 
 
+def waits_in(story: str) -> list[str]:
+    """What a story tells of times in the queue, with the second in which each begins."""
+    lines = [line.split(" s  ", 1) for line in story.splitlines()[1:]]
+    return [f"{float(when.split()[-1]):+.0f} {what}" for when, what in lines if what.startswith("waits")]
+
+
+@virtual
+async def test_o10_the_story_tells_how_long_a_task_waited_behind_others() -> None:
+    for make in (lambda: rooms.TaskPool(max_concurrent=2), lambda: TaskPool(max_concurrent=2, resources=keys("a"))):
+        async with make() as pool:
+            handles = [await pool.submit(slow, 10) for _ in range(5)]
+            handles.append(await pool.submit(slow, 1, delay=5))
+            await asyncio.sleep(15)
+            handles[4].cancel()
+            await asyncio.sleep(1)
+            assert waits_in(handles[5].story()) == [
+                "+5 waits 11.000 s for its turn behind other tasks (max_concurrent 2)"
+            ]
+            await pool.drain()
+        assert [waits_in(handle.story()) for handle in handles] == [
+            [],
+            [],
+            ["+0 waits 10.000 s for its turn behind other tasks (max_concurrent 2)"],
+            ["+0 waits 10.000 s for its turn behind other tasks (max_concurrent 2)"],
+            ["+0 waits 15.000 s for its turn behind other tasks (max_concurrent 2)"],
+            ["+5 waits 15.000 s for its turn behind other tasks (max_concurrent 2)"],
+        ]
+        check(handles[4].story(), handles[4], "submitted", "waits 15.000 s", "cancelled")
+
+
+@virtual
+async def test_o10_the_story_tells_that_keys_were_missing_meanwhile() -> None:
+    chosen = keys("key-a", "key-b", strategy="primary_backup")
+    refusals = [CooldownResource(30, "rate limited"), CooldownResource(20, "rate limited")]
+
+    async def work(key: Resource[str]) -> None:
+        if refusals:
+            raise refusals.pop(0)
+        await asyncio.sleep(10)
+
+    async with TaskPool(max_concurrent=1, resources=chosen, queue=fifo()) as pool:
+        first, second = await pool.submit(work), await pool.submit(work)
+        await asyncio.sleep(5)
+        third = await pool.submit(work)
+        await pool.drain()
+        fourth = await pool.submit(slow, 1)
+        await fourth
+    gone = f"no resource of {chosen.name} is free"
+    assert waits_in(first.story())[-1].startswith(f"+0 waits: {gone}: 2 cooling down"), first.story()
+    assert waits_in(second.story()) == [
+        f"+0 waits 30.000 s for its turn behind other tasks (max_concurrent 1); for 20.000 s of it {gone}"
+    ]
+    assert waits_in(third.story()) == [
+        f"+0 waits 35.000 s for its turn behind other tasks (max_concurrent 1); for 15.000 s of it {gone}"
+    ]
+    assert waits_in(fourth.story()) == [], "what was missing before does not concern it"
+
+
+@virtual
+async def test_o10_the_story_of_a_task_behind_one_that_waits_for_a_key_names_the_key_alone() -> None:
+    chosen = keys("key-a")
+    async with TaskPool(max_concurrent=2, resources=chosen, queue=fifo()) as pool:
+        with pytest.raises(CooldownResource):
+            async with chosen.lease():
+                raise CooldownResource(50, "rate limited")
+        first, second = await pool.submit(slow, 1), await pool.submit(slow, 1)
+        await pool.drain()
+    assert len(waits_in(first.story())) == 1
+    assert waits_in(second.story()) == [f"+0 waits 50.000 s for its turn: no resource of {chosen.name} is free"]
+
+
 @virtual
 async def test_line_a_story_does_not_change_when_told_twice_and_costs_the_task_nothing() -> None:
     async with TaskPool(resources=two_keys()) as pool:

@@ -761,6 +761,34 @@ def test_w09_outside_of_a_line_a_task_has_no_tenant(shared: Apart) -> None:
     shared(main)
 
 
+def test_w09_a_routine_that_a_task_of_this_process_calls_knows_task_and_tenant(shared: Apart) -> None:
+    async def main() -> None:
+        async with TaskPool(queue=fair_round_robin("tenant_id")) as pool:
+            handle = await pool.submit(combined_jobs.leaf, tenant_id="acme")
+            _, fields = await handle
+            assert (fields["caller"], fields["tenant"]) == (handle.id, "acme")
+
+    shared(main)
+
+
+class _Unnamed:
+    def __str__(self) -> str:
+        raise ValueError("no name")
+
+
+@pytest.mark.parametrize(("tenant", "told"), [("half \ud83d", "half \\ud83d"), (_Unnamed(), "a _Unnamed")])
+def test_w09_a_tenant_that_no_message_can_carry_costs_no_worker(shared: Apart, tenant: Any, told: str) -> None:
+    async def main() -> None:
+        before = pids(shared.pool)
+        async with TaskPool(workers=shared.pool) as there, TaskPool() as here:
+            assert (await there.run(combined_jobs.my_task, key=tenant))["tenant"] == told
+            _, fields = await here.run(combined_jobs.leaf, key=tenant)
+            assert fields["tenant"] == told
+        assert pids(shared.pool) == before
+
+    shared(main)
+
+
 # -- what cannot travel ------------------------------------------------------------------------------------------------
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import http.client
+import io
 import json
+import logging
 import os
 import re
 import signal
@@ -25,6 +27,7 @@ from headgate import InvalidArgument
 from headgate.dashboard import Dashboard, app, serve, sources
 from headgate.dashboard.security import HEADERS, OPEN, Guard
 from headgate.dashboard.sources import PublishedPrograms
+from headgate.observe import logging as observed
 from headgate.observe import publish, sampler, sockets
 from headgate.observe.lines import encoded
 from tests.cli.support import command, environment
@@ -48,6 +51,20 @@ def page(program: Program) -> Iterator[Dashboard]:
     with serve() as page:
         yield page
     page.close()
+
+
+def test_o25_the_server_of_the_page_writes_nothing_to_the_log_of_the_program() -> None:
+    out = io.StringIO()
+    stop = observed.json(out, level="DEBUG")
+    try:
+        with serve() as page:
+            assert ask(page, "/healthz").status == 200
+            logging.getLogger("uvicorn.error").info("of a server of the program itself")
+    finally:
+        stop()
+    told = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert [one["message"] for one in told if "uvicorn" in one["logger"]] == ["of a server of the program itself"]
+    assert logging.getLogger("uvicorn.error").filters == []
 
 
 class Answer:

@@ -233,3 +233,32 @@ def test_o32_workers_write_lines_if_that_is_their_setup(capfd: pytest.CaptureFix
     task_id = asyncio.run(main())
     [told] = [one for one in lines(capfd.readouterr().err) if one["logger"] == "jobs"]
     assert (told["message"], told["task_id"], told["tenant"]) == ("plain: hello", task_id, "ann")
+
+
+@pytest.mark.integration
+def test_o32_routines_that_a_task_calls_log_as_the_task(capfd: pytest.CaptureFixture[str]) -> None:
+    async def main() -> tuple[str, str, str]:
+        async with WorkerPool(spawn=2, setup=observed.json) as workers:
+            async with TaskPool("o32-here") as here, TaskPool("o32-there", workers=workers) as there:
+                first = await here.submit(log_jobs.calls_all, key="ann")
+                await first
+                second = await there.submit(log_jobs.calls_all, key="bob")
+                await second
+            await log_jobs.outer("alone")
+            return first.id, second.id, await log_jobs.has_a_pool()
+
+    here, there, within = asyncio.run(main())
+    told = [one for one in lines(capfd.readouterr().err) if one["logger"] == "jobs"]
+    messages = {"outer", "outer 2", "outer 3", "thread", "stream", "gathered", "child"}
+    for task_id, tenant in ((here, "ann"), (there, "bob")):
+        of_task = [one for one in told if one["task_id"] == task_id]
+        assert {one["message"] for one in of_task} == messages
+        assert {one["tenant"] for one in of_task} == {tenant}
+        assert len({one["call_id"] for one in of_task}) == len(messages), "each call has an id of its own"
+    alone = sorted((one for one in told if "alone" in one["message"]), key=lambda one: str(one["message"]))
+    assert [one["message"] for one in alone] == ["alone", "alone 2", "alone 3"]
+    assert len({one["task_id"] for one in alone}) == 1, "the id of the outermost call, if there is no task"
+    assert not any("tenant" in one for one in alone)
+    assert ["call_id" in one for one in alone] == [False, True, True]
+    [inside] = [one for one in told if one["message"] == "of the inner task"]
+    assert (inside["task_id"], inside["tenant"]) == (within, "eve"), "the innermost task is the one that calls"

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -127,7 +128,9 @@ def test_o31_spans_of_a_worker_join_the_trace(traces: Traces) -> None:
     assert [run["parent"] for run in runs] == [span.context.span_id for span in dispatches]
     assert [run["trace"] for run in runs] == [span.context.trace_id for span in dispatches]
     [doubled] = [span for span in far if "double" in str(span["name"])]
-    assert doubled["parent"] == traces.one("direct").context.span_id
+    called = traces.one(doubled["name"].replace("run", "dispatch"))
+    assert doubled["parent"] == called.context.span_id
+    assert traces.parent(called) == "direct"
     assert SECRET not in traces.text() + str(far)
     assert all((span.attributes or {}).get("headgate.worker.id") for span in dispatches)
     done, failed = runs
@@ -140,6 +143,60 @@ def test_o31_spans_of_a_worker_join_the_trace(traces: Traces) -> None:
     assert failed["status"] == ("ERROR", "ValueError: negative with <key-1>")
     assert dispatches[1].status.description == failed["status"][1], "as the program's own span"
     assert not doubled["attributes"]["messaging.message.id"].startswith("pool-"), "it is no task's"
+
+
+def test_o31_routines_that_a_task_calls_are_in_its_trace_each_below_its_dispatch(traces: Traces) -> None:
+    async def main() -> tuple[str, str, list[dict[str, Any]]]:
+        async with WorkerPool(spawn=2, setup=trace_jobs.trace_here) as workers:
+            async with TaskPool("o31-here") as here, TaskPool("o31-there", workers=workers) as there:
+                first = await here.submit(trace_jobs.quadruple, 1, key="ann")
+                second = await there.submit(trace_jobs.quadruple, 1, key="bob")
+                assert (await first, await second) == (4, 4)
+            by_worker = await workers.broadcast(trace_jobs.spans_here)
+            return first.id, second.id, [span for spans in by_worker.values() for span in spans]
+
+    here, there, far = asyncio.run(main())
+    far += [trace_jobs.told_of(span) for span in traces.spans()]
+    by_id = {span["id"]: span for span in far}
+    for task_id, tenant, top in ((here, "ann", "run o31-here"), (there, "bob", "dispatch o31-there")):
+        inner = [span for span in far if span["name"].startswith("run tests.observe.trace_jobs.double")]
+        span: dict[str, Any] | None
+        [span] = [span for span in inner if span["attributes"]["messaging.message.id"] == task_id]
+        chain = []
+        while span is not None:
+            assert span["attributes"].get("messaging.message.id", task_id) == task_id
+            assert span["attributes"].get("headgate.tenant", tenant) == tenant
+            chain.append(span["name"].rpartition(":")[0].replace("tests.observe.trace_jobs.", "") or span["name"])
+            span = by_id.get(span["parent"])
+        middle = ["run double", "dispatch double", "run quadruple"]
+        middle = middle if top.startswith("dispatch") else [*middle, "dispatch quadruple"]
+        assert chain == [*middle, top, top.replace("run", "submit").replace("dispatch", "submit")]
+
+
+def test_o31_a_call_that_is_run_again_after_a_loss_has_one_dispatch(traces: Traces, tmp_path: Path) -> None:
+    async def main() -> list[dict[str, Any]]:
+        async with WorkerPool(spawn=1, setup=trace_jobs.trace_here):
+            await trace_jobs.dies_once(str(tmp_path / "died"))
+            return await trace_jobs.spans_here()
+
+    [far] = asyncio.run(main())
+    once, asked = traces.spans()
+    assert (once.parent, far["parent"]) == (None, once.context.span_id)
+    assert (once.attributes or {})["headgate.worker.id"] == (asked.attributes or {})["headgate.worker.id"], "the last"
+
+
+def test_o31_calls_of_a_task_that_is_not_sampled_have_no_span_anywhere() -> None:
+    traces = Traces(TracerProvider())
+    uninstall = opentelemetry.install(traces.provider, sample=0.0)
+
+    async def main() -> list[dict[str, Any]]:
+        async with WorkerPool(spawn=1, setup=trace_jobs.trace_here), TaskPool("o31-none") as pool:
+            assert await pool.run(trace_jobs.quadruple, 1) == 4
+            return await trace_jobs.spans_here()
+
+    assert asyncio.run(main()) == []
+    uninstall()
+    assert [name.partition(":")[0] for name in traces.names()] == ["dispatch tests.observe.trace_jobs.spans_here"]
 
 
 def test_o31_an_attempt_that_is_made_again_says_why_and_where(traces: Traces) -> None:

@@ -26,7 +26,7 @@ from headgate import (
     registry,
 )
 from headgate.tasks.runtime.view import endings, find_task
-from headgate.testing import virtual
+from headgate.testing import settle, virtual
 
 SECRET = "sk-planted-5f6e7d8c"
 
@@ -267,3 +267,23 @@ def test_o01_pools_of_two_threads_may_be_the_first(monkeypatch: pytest.MonkeyPat
     pool = ResourcePool(["value"], name="o01-first")
     assert called == ["once"]
     del pool
+
+
+@virtual
+async def test_o30_a_task_pool_waits_for_a_resource_once_for_each_requirement() -> None:
+    keys = ResourcePool(
+        [Resource("eu", "sk-eu", tags=["eu"]), Resource("us", "sk-us", tags=["us"])], name="o30-waiters"
+    )
+    await keys.cool("eu", 60, "by hand")
+    await keys.cool("us", 60, "by hand")
+
+    async def work(key: Resource[str]) -> None:
+        return None
+
+    async with TaskPool("o30-waiters", resources=keys, max_concurrent=8) as pool:
+        for number in range(30):
+            await pool.submit(work, tags=["eu"] if number % 3 else ["us"])
+        await settle()
+        [resources], [tasks] = views("resources", name="o30-waiters"), views("tasks", name="o30-waiters")
+        assert (resources["waiting"], tasks["queued"]) == (2, 30)
+        assert keys.stats().waiting == 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 from headgate import CooldownResource, Resource, routine
@@ -43,16 +45,33 @@ async def double(number: int) -> int:
 
 
 @routine
+async def quadruple(number: int) -> int:
+    """A routine that calls a routine."""
+    return await double(2 * number)
+
+
+@routine(retries=1)
+def dies_once(path: str) -> None:
+    """End the worker at the first attempt."""
+    if not Path(path).exists():
+        Path(path).touch()
+        os._exit(3)
+
+
+@routine
 async def spans_here() -> list[dict[str, Any]]:
     """The spans that have ended on this worker."""
-    return [
-        {
-            "name": span.name,
-            "trace": span.context.trace_id,
-            "parent": span.parent.span_id if span.parent else None,
-            "text": span.to_json(),
-            "attributes": dict(span.attributes or {}),
-            "status": (span.status.status_code.name, span.status.description),
-        }
-        for span in EXPORTER.get_finished_spans()
-    ]
+    return [told_of(span) for span in EXPORTER.get_finished_spans()]
+
+
+def told_of(span: Any) -> dict[str, Any]:
+    """A span as it is sent."""
+    return {
+        "name": span.name,
+        "id": span.context.span_id,
+        "trace": span.context.trace_id,
+        "parent": span.parent.span_id if span.parent else None,
+        "text": span.to_json(),
+        "attributes": dict(span.attributes or {}),
+        "status": (span.status.status_code.name, span.status.description),
+    }

@@ -17,7 +17,7 @@ Make a certificate authority and the certificate of a worker in DIR, for develop
 CA that is there already, it signs another certificate. Nothing is overwritten; keys are readable for you alone.
 `headgate certs check DIR` says what is wrong with such a folder, with exit code 1 if something is.
 
-Needs `pip install headgate[certs]`."""
+Needs `pip install 'headgate[certs]'`."""
 _EXAMPLE = """\
 example:
   headgate certs certs --name gpu-3.example.org --name 10.0.0.7

@@ -38,7 +38,7 @@ def add_namespace(parser: argparse._ActionsContainer, *, none: str = "") -> None
         dest="discovery",
         action="store_const",
         const="lan",
-        help="in this network, by DNS-SD (needs `pip install headgate[lan]`)",
+        help="in this network, by DNS-SD (needs `pip install 'headgate[lan]'`)",
     )
     if none:
         where.add_argument("--none", dest="discovery", action="store_const", const="none", help=none)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from headgate.context.rests import Noted, spent_of
 from headgate.core.cancellation import Steered
+from headgate.core.current_task import tenant_text
 from headgate.resources.members import Use
 from headgate.resources.model import Resource
 from headgate.tasks.model import RanWith, TaskRecord, remains_of
@@ -61,8 +62,7 @@ class Permit:
     @property
     def tenant(self) -> str:
         """The fairness key of its task."""
-        partition = None if self.task is None else self.task.partition
-        return partition if isinstance(partition, str) else "" if partition is None else str(partition)
+        return "" if self.task is None else tenant_text(self.task.partition)
 
     @property
     def holds(self) -> bool:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import logging
 import os
 import re
 import socket
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from headgate.core.clock import clock
@@ -89,7 +91,8 @@ class Dashboard:
         self._hub, self._loop = hub, asyncio.get_running_loop()
         self._started.set()
         try:
-            await self._server.serve(sockets=[self._listener])
+            with _without_chatter():
+                await self._server.serve(sockets=[self._listener])
         finally:
             hub.close()
             await self._source.close()
@@ -182,6 +185,21 @@ def serve(
         ) from error
     listener = Listener(fileno=made.detach())
     return Dashboard(source or ThisProgram(), listener, chosen, hosts)
+
+
+@contextmanager
+def _without_chatter() -> Iterator[None]:
+    """Drop what uvicorn logs below warnings in this thread. Its level is left alone: the program may have a uvicorn."""
+    log, here = logging.getLogger("uvicorn.error"), threading.get_ident()
+
+    def matters(record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.WARNING or record.thread != here
+
+    log.addFilter(matters)
+    try:
+        yield
+    finally:
+        log.removeFilter(matters)
 
 
 def _check_installed() -> None:

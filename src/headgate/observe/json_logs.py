@@ -17,15 +17,17 @@ from headgate.tasks.scopes import POOL_ID
 
 RESOURCES: Final = "headgate.resources"
 _USUAL: Final = frozenset(
-    {*logging.LogRecord("", 0, "", 0, "", (), None).__dict__, "message", "asctime", "taskName", "task_id", "tenant"}
+    {*logging.LogRecord("", 0, "", 0, "", (), None).__dict__, "message", "asctime", "taskName"}
+    | {"task_id", "call_id", "tenant"}
 )
 
 
 class TaskFilter(logging.Filter):
     """Gives each record `task_id` and `tenant`: of the task of a TaskPool in which it was written, here or on a worker.
 
-    Both are None outside of tasks. For a handler of yours: ``handler.addFilter(TaskFilter())``. Not for one that
-    formats in another thread: attach it to the QueueHandler instead.
+    Both are None outside of tasks. On a worker `call_id` is the id of the call besides; in a routine that no task
+    called, `task_id` is the id of the outermost call. For a handler of yours: ``handler.addFilter(TaskFilter())``. Not
+    for one that formats in another thread: attach it to the QueueHandler instead.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -37,6 +39,8 @@ class TaskFilter(logging.Filter):
         if getattr(record, "tenant", None) is None:
             text = shown(given)
             record.tenant = tenant if given is None or text == task_id else tenant_of(text)
+        if (running := _call()) is not None and getattr(record, "call_id", None) is None:
+            record.call_id = None if running.id == task_id else running.id
         return True
 
 
@@ -50,12 +54,17 @@ def current() -> tuple[str | None, str | None]:
     task = CURRENT.get()
     if task is not None:
         return f"{task.owner.id}/{task.number}", None if task.partition is None else shown(task.partition)
-    routines = sys.modules.get("headgate.workers.routines")  # not there in a program without workers
-    running = None if routines is None else routines.CALLER.get()
+    running = _call()
     if running is None:
         return None, None
-    described = running.describe()
-    return described.caller or described.id, None if described.tenant is None else shown(described.tenant)
+    tenant = running.begun.tenant
+    return running.origin or running.id, shown(tenant) if tenant else None
+
+
+def _call() -> Any:
+    """The call of a routine in which this code runs, if this process is a worker."""
+    routines = sys.modules.get("headgate.workers.routines")  # not there in a program without workers
+    return None if routines is None else routines.CALLER.get()
 
 
 def tenant_of(task_id: str) -> str | None:
@@ -71,7 +80,7 @@ def tenant_of(task_id: str) -> str | None:
 
 
 class JsonFormatter(logging.Formatter):
-    """Writes a record as one line of JSON: time, level, logger, message, task_id, tenant, exception, and extras."""
+    """Writes a record as one line of JSON: time, level, logger, message, the ids, exception, and extras."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line. Values of resources are replaced by their ids."""
@@ -86,6 +95,7 @@ class JsonFormatter(logging.Formatter):
             "message": redact(message),
             "task_id": _plain(getattr(record, "task_id", None)),
             "tenant": _plain(getattr(record, "tenant", None)),
+            "call_id": _plain(getattr(record, "call_id", None)),
         }
         if record.exc_info:
             told["exception"] = redact(self.formatException(record.exc_info))

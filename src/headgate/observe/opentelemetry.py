@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from opentelemetry.trace import Span, TracerProvider
 
-    from headgate.workers.model import Task
+    from headgate.workers.client.routine_call import RoutineCall
     from headgate.workers.server.running_call import RunningCall
 
 TRACEPARENT: ContextVar[str] = ContextVar("traceparent", default="", namespace="headgate")
@@ -46,6 +46,8 @@ TRACEPARENT: ContextVar[str] = ContextVar("traceparent", default="", namespace="
 T = TypeVar("T")
 _BILLION: Final = 1_000_000_000
 _installed: list[Tracing] = []
+_MADE: Variable[tuple[str, Span] | None] = Variable("headgate_call_span", default=None)
+"""The number of the call that was made last and its span, until a worker is given the call."""
 
 
 def install(tracer_provider: TracerProvider | None = None, *, sample: float = 1.0) -> Callable[[], None]:
@@ -252,14 +254,14 @@ class Tracing:
                 ended.end(int(event.at * _BILLION))
 
     def _on_call(self, event: Any) -> None:
-        """Make the span of a call of a routine that belongs to no task."""
+        """Keep the span of a call of a routine, which `_calling` made, until the call ends."""
         if event.name == "task_dispatched" and event.request_id is None:
-            span = self._tracer.start_span(
-                f"dispatch {event.tag}", kind=self._trace.SpanKind.CLIENT, start_time=int(event.at * _BILLION)
-            )
-            if span.is_recording():
-                span.set_attributes({"code.function.name": event.tag, "headgate.worker.id": event.uid})
-                self._calls[event.task] = span
+            span, made = self._calls.get(event.task), _MADE.get()  # known: it is given to another worker
+            if made is not None and event.task.endswith(made[0]):
+                span = self._calls[event.task] = made[1]
+                _MADE.set(None)
+            if span is not None:
+                span.set_attribute("headgate.worker.id", event.uid)
         elif event.name == "task_finished":
             ended = self._calls.pop(event.task, None)
             if ended is not None:
@@ -274,13 +276,27 @@ class Tracing:
 
     # -- across processes ----------------------------------------------------------------------------------------------
 
-    def _calling(self) -> None:
-        """Put the current span into the Context that is sent along with a call."""
+    def _calling(self, call: RoutineCall) -> None:
+        """Put the span of a call, or of the attempt that it is, into the Context that is sent along with it."""
         carrier: dict[str, str] = {}
-        self._inject(carrier)
+        self._inject(carrier, self._made_for(call) if call.request is None else None)
         found = carrier.get("traceparent", "")
         if found != TRACEPARENT.get():
             TRACEPARENT.set(found)
+
+    def _made_for(self, call: RoutineCall) -> Any:
+        """Make the span of a call that is not the attempt of a task. Returns the context of OpenTelemetry in which it
+        is current; None: what is current is not sampled, and so neither is the call."""
+        trace = self._trace
+        above = trace.get_current_span().get_span_context()
+        if above.is_valid and not above.trace_flags.sampled and not above.is_remote:
+            return None
+        tag = call.routine.tag
+        span = self._tracer.start_span(f"dispatch {tag}", kind=trace.SpanKind.CLIENT)
+        if span.is_recording():
+            span.set_attributes(_about_call(tag, call.origin or call.caller, call.tenant))
+            _MADE.set((f"/{call.task}", span))
+        return trace.set_span_in_context(span)
 
     def _running(self, running: RunningCall) -> Callable[[str, BaseException | None], object] | None:
         """Make the span of a call that runs in this process, as a child of the span in which it was made."""
@@ -289,19 +305,13 @@ class Tracing:
             return None
         trace = self._trace
         parent = self._extract({"traceparent": came})
-        described = running.describe()
-        span = self._tracer.start_span(f"run {described.tag}", parent, kind=trace.SpanKind.CONSUMER)
+        begun = running.begun
+        span = self._tracer.start_span(f"run {begun.function.tag}", parent, kind=trace.SpanKind.CONSUMER)
         self._set(trace.set_span_in_context(span, parent))
         if not span.is_recording():
             return None
-        about = {
-            "messaging.system": "headgate",
-            "code.function.name": described.tag,
-            "messaging.message.id": _id_of(described),
-        }
-        if described.tenant is not None:
-            about["headgate.tenant"] = shown(described.tenant)
-        span.set_attributes(about)
+        about = _about_call(begun.function.tag, running.origin, begun.tenant)
+        span.set_attributes({"messaging.message.id": running.id, **about})
 
         def ended(kind: str, error: BaseException | None) -> None:
             span.set_attribute("headgate.outcome", kind)
@@ -320,9 +330,14 @@ def _why_again(task: TaskRecord) -> str | None:
     return None
 
 
-def _id_of(call: Task) -> str:
-    """The id of the task of a TaskPool for which a call runs; of a call that is no task's, its own."""
-    return call.caller if call.caller is not None and call.caller.startswith(POOL_ID) else call.id
+def _about_call(tag: str, origin: str, tenant: str) -> dict[str, str]:
+    """The attributes of a call: its function, and the task of a TaskPool for which it runs."""
+    about = {"messaging.system": "headgate", "code.function.name": tag}
+    if origin.startswith(POOL_ID):
+        about["messaging.message.id"] = origin
+    if tenant:
+        about["headgate.tenant"] = shown(tenant)
+    return about
 
 
 def _variable_of(context: Any) -> Variable[Any]:

@@ -147,7 +147,8 @@ def _tasks(to: _Families, view: dict[str, Any], pool: str, history: PoolHistory)
 def _resources(to: _Families, view: dict[str, Any], pool: str, history: PoolHistory) -> None:
     for status in _STATUSES:
         to.gauge("headgate_resources", "Resources, by status.", view[status], pool=pool, status=status)
-    to.gauge("headgate_resource_waiters", "Calls that wait for a resource.", view["waiting"], pool=pool)
+    waiters = "Calls that wait for a resource; a TaskPool is one for each requirement, however many tasks it has."
+    to.gauge("headgate_resource_waiters", waiters, view["waiting"], pool=pool)
     for name in ("attempts", "successes", "cooldowns", "disables", "retries", "sibling_cancels"):
         to.count(f"headgate_resource_{name}", f"{name.replace('_', ' ').capitalize()}.", view[name], pool=pool)
     for outcome in _OUTCOMES:

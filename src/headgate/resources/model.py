@@ -443,7 +443,7 @@ class PoolStats:
     retries: int
     sibling_cancels: int
     waiting: int
-    """Calls that wait for a resource; a gauge."""
+    """Calls that wait for a resource, a TaskPool being one for each requirement; a gauge."""
     runs_ok: int
     runs_exhausted: int
     runs_error: int

@@ -829,7 +829,7 @@ class World:
             end.arrived(frame, work, call.arguments, call.context, pair.out)
             like = work.attempt()
             assert call[4:8] == (like.timeout, like.caller, like.tell_start, like.prefetch)
-            assert call.tenant == like.tenant
+            assert (call.tenant, call.origin) == (like.tenant, like.origin)
             pair.open[frame.number] = work
             pair.made[frame.number] = []
             work.received += 1

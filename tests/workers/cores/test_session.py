@@ -1612,6 +1612,14 @@ def test_w52_a_function_longer_than_all_that_is_kept_is_kept_alone() -> None:
     assert told_of == [(1, 0), (1, 1), (0, 0), (1, 1), (1, 1)]
 
 
+@pytest.mark.parametrize("origin", ["", "pool-1c9d/17"])
+def test_o32_a_call_carries_the_task_for_which_it_runs(origin: str) -> None:
+    client, worker = opened()
+    client.submit(call(caller="client/1", origin=origin))
+    [begun] = told(client, worker).begun
+    assert (begun.caller, begun.origin) == ("client/1", origin)
+
+
 # -- signs ------------------------------------------------------------------------------------------------------------
 
 

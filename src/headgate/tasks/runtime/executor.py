@@ -31,6 +31,7 @@ from headgate.tasks.runtime.nested_waits import wake
 from headgate.tasks.runtime.ports import Allocator, Explainer, Launcher, Listener, Ports
 from headgate.tasks.runtime.reporting import Reporter
 from headgate.tasks.runtime.results import ResultPolicy
+from headgate.tasks.runtime.shortages import Shortages
 from headgate.tasks.scheduling.scheduler import Scheduler
 from headgate.tasks.scheduling.slots import Waits, stuck, waiting_for
 from headgate.tasks.scheduling.states import TaskStates
@@ -70,6 +71,7 @@ class Executor:
         self.timers: Timers = Timers()
         self.ages: deque[tuple[Hashable, float]] = deque(maxlen=_AGES)
         """How long the last tasks waited, by partition."""
+        self.shortages: Shortages = Shortages()
         self.loop: asyncio.AbstractEventLoop | None = None
         self.last: Moment = Moment(float("-inf"), 0.0)
         """The newest Moment that was made."""
@@ -95,8 +97,7 @@ class Executor:
 
     def moment(self) -> Moment:
         """The time now, on both clocks."""
-        now = clock.now()
-        last = self.last
+        now, last = clock.now(), self.last
         if 0.0 <= now - last.now < TICK:
             return last
         self.last = last = Moment(now, clock.wall())
@@ -138,7 +139,7 @@ class Executor:
         self.timers.clear()
         if scheduler.unserved and self.allocator is not None:
             left = [requirement for requirement in scheduler.unserved if self.allocator.leave(requirement)]
-            scheduler.unserved.difference_update(left)
+            self.shortages.end(scheduler.unserved, left, clock.wall())
         if self._listener is not None:
             self._listener.idle()
 
@@ -238,8 +239,7 @@ class Executor:
 
     def reopen(self, *requirements: Hashable) -> None:
         """Start tasks that have one of these requirements, or any requirement if none is given."""
-        unserved = self.scheduler.unserved
-        unserved.difference_update(requirements or list(unserved))
+        self.shortages.end(self.scheduler.unserved, requirements or list(self.scheduler.unserved), clock.wall())
         self.scheduler.announce()
         self.pump()
 

@@ -18,7 +18,10 @@ def mark_attempt(task: TaskRecord, where: str, reason: str, wall: float, *, agai
 def mark_waiting(task: TaskRecord, why: str, wall: float) -> None:
     """Note what the task waits for, if that is known and not the last thing that was noted."""
     if why and not (task.trail and task.trail[-1].kind == "waits"):
-        _mark(task, Mark("waits", wall, _short(why)))
+        why = _short(why)
+        _mark(task, Mark("waits", wall, why))
+    if why:
+        task.owner.shortages.begin(task.terms.need, wall, why.partition(":")[0])  # the rest is of this moment
 
 
 def _mark(task: TaskRecord, mark: Mark) -> None:

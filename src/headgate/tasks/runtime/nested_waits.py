@@ -14,6 +14,7 @@ from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Any, overload
 
+from headgate.core import current_task
 from headgate.core.redaction import log_exception
 from headgate.errors import InvalidArgument, InvalidType
 from headgate.tasks.model import TaskRecord, TaskSnapshot
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from headgate.tasks.handle import TaskHandle
 
-CURRENT: ContextVar[TaskRecord | None] = ContextVar("headgate_task", default=None)
+CURRENT: ContextVar[TaskRecord | None] = current_task.CURRENT
 """The task whose code is running."""
 
 

@@ -1,7 +1,8 @@
 """`handle.story()`: what happened to one task, as a person would want to read it. Pure.
 
 A task remembers when it was submitted, last started and ended; what else was worth telling (attempts that were not the
-last, what it waited for) stands in its `trail`. A task that had no trouble has none, and costs nothing.
+last, what it waited for) stands in its `trail`. A task that had no trouble has none, and costs nothing. How long it was
+queued behind others follows from these times, and what its pool waited for meanwhile is kept by the pool.
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from headgate.core.redaction import redact
-from headgate.tasks.model import Mark, Remains, TaskRecord, Told
+from headgate.tasks.model import Mark, Remains, TaskRecord, Terms, Told
 
 if TYPE_CHECKING:
     from headgate.tasks.runtime.executor import Executor
+
+_SHORT = 0.05
+"""Seconds of waiting that are not told."""
 
 
 class Story(str):
@@ -27,14 +31,15 @@ class Story(str):
 
 def story_of(task: TaskRecord, now: float) -> Story:
     """The history of a task; `now` in Unix seconds."""
-    began, explainer = task.moment.wall, task.owner.explainer
-    lines = [(began, f"submitted{_options(task)}"), *((mark.wall, _told(mark)) for mark in task.trail or ())]
+    began, explainer, marks = task.moment.wall, task.owner.explainer, list(task.trail or ())
     if task.started is not None and not _start_is_told(task):
         with_what = task.permit or task.ran_with
         where = explainer.describe(with_what) if explainer is not None and with_what is not None else ""
-        lines.append((task.started.wall, _told(Mark("began", task.started.wall, where, task.attempt))))
+        marks.append(Mark("began", task.started.wall, where, task.attempt))
     if task.status == "queued" and task.terms.need in task.owner.scheduler.unserved and explainer is not None:
-        lines.append((now, _told(Mark("waits", now, explainer.why_waiting(task)))))
+        marks.append(Mark("waits", now, explainer.why_waiting(task)))
+    until = task.ended.wall if task.ended is not None else now
+    lines = [(began, f"submitted{_options(task)}"), *_with_waits(marks, _queued(task), until, task.terms, task.owner)]
     if task.ended is not None:
         lines.append((task.ended.wall, _end(task)))
     shown = [f"  {_time(wall)}  {max(0.0, wall - began):+9.3f} s  {what}" for wall, what in lines]
@@ -48,15 +53,53 @@ def story_of_past(past: Remains, owner: Executor) -> Story:
     ended = began if past.ended is None else past.ended.wall
     name = f"{owner.name}#{past.number}{whose}, {owner.id}/{past.number}"
     title = f"{name}: {past.status} after {max(0.0, ended - began):.3f} s{_tries(past.attempt)}"
-    lines = [(began, "submitted"), *((mark.wall, _told(mark)) for mark in past.trail or ())]
+    marks = list(past.trail or ())
     if past.started is not None and not _start_of_past_is_told(past):
         where = "" if past.ran_with is None or owner.explainer is None else owner.explainer.describe(past.ran_with)
-        lines.append((past.started.wall, _told(Mark("began", past.started.wall, where, past.attempt))))
+        marks.append(Mark("began", past.started.wall, where, past.attempt))
+    lines = [(began, "submitted"), *_with_waits(marks, _queued(past), ended, past.terms, owner)]
     outcome = past.outcome
     why = "" if outcome is None else f": {outcome.line if isinstance(outcome, Told) else outcome.reason}"
     lines.append((ended, f"{past.status}{why}"))
     shown = [f"  {_time(wall)}  {max(0.0, wall - began):+9.3f} s  {what}" for wall, what in lines]
     return Story(redact("\n".join([title, *shown])))
+
+
+def _queued(task: TaskRecord | Remains) -> float:
+    """When a task was queued first: at its submit, or after its delay."""
+    due = task.terms.due
+    return task.moment.wall + (0.0 if due is None else max(0.0, due - task.moment.now))
+
+
+def _with_waits(
+    marks: list[Mark], queued: float, until: float, terms: Terms, owner: Executor
+) -> list[tuple[float, str]]:
+    """The lines of marks, and of the times in which the task was queued behind others: from `queued` on, or from the
+    end of an attempt. `until`: the end of the story."""
+    lines: list[tuple[float, str]] = []
+    since: float | None = queued
+    attempt = 0  # that has ended
+    for mark in marks:
+        if mark.kind == "ended":
+            since, attempt = (mark.wall if mark.again else None), mark.attempt
+        elif since is not None:
+            if mark.kind == "waits" or mark.attempt == attempt + 1:  # else marks between these were not kept
+                lines += _turn(since, mark.wall, terms, owner)
+            since = None  # a mark says what it waited for from then on
+        lines.append((mark.wall, _told(mark)))
+    return lines if since is None else [*lines, *_turn(since, until, terms, owner)]
+
+
+def _turn(since: float, until: float, terms: Terms, owner: Executor) -> list[tuple[float, str]]:
+    """The line that says how long a task waited for its turn; none if it was short."""
+    if until - since < _SHORT:
+        return []
+    seconds, what = owner.shortages.between(terms.need, since, until)
+    told = f"waits {until - since:.3f} s for its turn"
+    if until - since - seconds < _SHORT:
+        return [(since, f"{told}: {what}")]
+    told = f"{told} behind other tasks (max_concurrent {owner.scheduler.limit})"
+    return [(since, f"{told}; for {seconds:.3f} s of it {what}" if seconds >= _SHORT else told)]
 
 
 def _told(mark: Mark) -> str:

@@ -16,6 +16,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from headgate.core.clock import clock
+from headgate.core.current_task import CURRENT, tenant_text
 from headgate.core.redaction import log_exception
 from headgate.errors import DispatchTimeout, HeadgateError, NoWorkersAvailable, PoolClosed, RoutineTimeout
 from headgate.resources.members import Use
@@ -165,12 +166,15 @@ class Dispatcher:
         if 0 < most < len(arguments):
             refuse_long(routine, arguments, most)
         form = naming.form()
-        for hook in CALLING:
-            hook()
-        context = b""  # after all else is pickled: see `context_frames.sent`
-        if exchange is not None or not context_frames.nothing():
-            context = context_frames.sent(routine.tag, most, exchange)
-        tenant = "" if request is None else request.tenant
+        tenant, origin = "", ""
+        if request is not None:
+            tenant = request.tenant
+        elif (task := CURRENT.get()) is not None:
+            tenant, origin = tenant_text(task.partition), f"{task.owner.id}/{task.number}"
+            if not caller:
+                caller, origin = origin, ""
+        elif running is not None:
+            origin = running.origin
         if running is not None:
             tenant = tenant or running.begun.tenant
         options = routine.options
@@ -183,12 +187,17 @@ class Dispatcher:
             limit is not None,
             None,
             options.prefetch,
-            context,
+            b"",
             tenant,
             request,
+            origin,
         )
         call.routine, call.limit, call.exchange = routine, limit or 0.0, exchange
         call.seen = routine.portable.seen
+        for hook in CALLING:
+            hook(call)
+        if exchange is not None or not context_frames.nothing():  # after all else is pickled: see `sent`
+            call.context = context_frames.sent(routine.tag, most, exchange)
         return call
 
     def assign(self, call: RoutineCall, use: Use, waiter: Waiter) -> None:

@@ -80,6 +80,7 @@ class RoutineCall(Outgoing):
             self.context,
             self.tenant,
             self.request,
+            self.origin,
         )
         call.routine, call.limit, call.exchange, call.backlog = self.routine, self.limit, self.exchange, self.backlog
         call.seen = self.seen

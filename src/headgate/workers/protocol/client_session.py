@@ -424,6 +424,8 @@ class ClientSession:
             frame.prefetch = call.prefetch
         if call.tenant:
             frame.tenant = call.tenant
+        if call.origin:
+            frame.origin = call.origin
         if call.limit:
             frame.dispatch_timeout = call.limit
         if call.reservation:

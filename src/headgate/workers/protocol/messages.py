@@ -139,6 +139,7 @@ class Outgoing:
         "lending",
         "limit",
         "number",
+        "origin",
         "prefetch",
         "request",
         "reservation",
@@ -164,6 +165,7 @@ class Outgoing:
         context: bytes = b"",
         tenant: str = "",
         request: Request | None = None,
+        origin: str = "",
     ) -> None:
         self.task: int = task
         """The number of the task in this process."""
@@ -190,6 +192,8 @@ class Outgoing:
         self.tenant: str = tenant
         self.request: Request | None = request
         """The task that it belongs to, if it was not called directly."""
+        self.origin: str = origin
+        """The id of the task of a TaskPool, or of the outermost call, for which it runs, if `caller` is another."""
         self.reservation: int = 0
         """The reservation that was granted for it; 0: it needs none."""
         self.exchange: Exchange | None = None
@@ -241,6 +245,7 @@ class Begun(NamedTuple):
     tenant: str = ""
     reservation: int = 0
     dispatch_timeout: float = 0.0
+    origin: str = ""
 
 
 class Stepped(NamedTuple):

@@ -173,6 +173,7 @@ class WorkerSession:
             call.tenant,
             call.reservation,
             call.dispatch_timeout,
+            call.origin,
         )
         self.open[call.number] = begun
         return begun

@@ -85,6 +85,11 @@ class RunningCall:
         return self.begun.caller
 
     @property
+    def origin(self) -> str:
+        """The id of the task of a TaskPool, or of the outermost call, for which it runs; "": it is the outermost."""
+        return self.begun.origin or self.begun.caller
+
+    @property
     def rests(self) -> bool:
         """Is the call a generator that is between two steps?"""
         return self.paused is not None

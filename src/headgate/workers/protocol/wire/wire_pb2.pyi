@@ -116,7 +116,7 @@ class Definition(_message.Message):
     def __init__(self, function: _Optional[int] = ..., tag: _Optional[str] = ..., module: _Optional[str] = ..., qualname: _Optional[str] = ..., digest: _Optional[bytes] = ..., python: _Optional[str] = ..., value: _Optional[bytes] = ..., fresh: bool = ..., thread: bool = ..., file: _Optional[str] = ..., generator: bool = ..., member: _Optional[int] = ..., reusable: bool = ...) -> None: ...
 
 class Call(_message.Message):
-    __slots__ = ("number", "function", "arguments", "transfer", "timeout", "caller", "tell_start", "task", "context", "loan", "prefetch", "tenant", "dispatch_timeout", "reservation")
+    __slots__ = ("number", "function", "arguments", "transfer", "timeout", "caller", "tell_start", "task", "context", "loan", "prefetch", "tenant", "dispatch_timeout", "reservation", "origin")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     FUNCTION_FIELD_NUMBER: _ClassVar[int]
     ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
@@ -131,6 +131,7 @@ class Call(_message.Message):
     TENANT_FIELD_NUMBER: _ClassVar[int]
     DISPATCH_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
     RESERVATION_FIELD_NUMBER: _ClassVar[int]
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
     number: int
     function: int
     arguments: bytes
@@ -145,7 +146,8 @@ class Call(_message.Message):
     tenant: str
     dispatch_timeout: float
     reservation: int
-    def __init__(self, number: _Optional[int] = ..., function: _Optional[int] = ..., arguments: _Optional[bytes] = ..., transfer: _Optional[int] = ..., timeout: _Optional[float] = ..., caller: _Optional[str] = ..., tell_start: bool = ..., task: _Optional[int] = ..., context: _Optional[bytes] = ..., loan: _Optional[_Union[Loan, _Mapping[str, _Any]]] = ..., prefetch: _Optional[int] = ..., tenant: _Optional[str] = ..., dispatch_timeout: _Optional[float] = ..., reservation: _Optional[int] = ...) -> None: ...
+    origin: str
+    def __init__(self, number: _Optional[int] = ..., function: _Optional[int] = ..., arguments: _Optional[bytes] = ..., transfer: _Optional[int] = ..., timeout: _Optional[float] = ..., caller: _Optional[str] = ..., tell_start: bool = ..., task: _Optional[int] = ..., context: _Optional[bytes] = ..., loan: _Optional[_Union[Loan, _Mapping[str, _Any]]] = ..., prefetch: _Optional[int] = ..., tenant: _Optional[str] = ..., dispatch_timeout: _Optional[float] = ..., reservation: _Optional[int] = ..., origin: _Optional[str] = ...) -> None: ...
 
 class Step(_message.Message):
     __slots__ = ("number", "kind", "count", "payload", "transfer", "loan", "context")

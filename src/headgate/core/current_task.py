@@ -1,0 +1,23 @@
+"""The task of a TaskPool whose code is running, and how calls name it and its tenant.
+
+It stands in `core` because a TaskPool sets it, and calls of routines, which belong to workers, carry its id.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import Any
+
+CURRENT: ContextVar[Any] = ContextVar("headgate_task", default=None)
+"""The `TaskRecord` whose code is running; None: the code of no task. `headgate.tasks` has it with its type."""
+
+
+def tenant_text(partition: object) -> str:
+    """Return the fairness key of a task as text that a message can carry; "": it has none."""
+    if partition is None:
+        return ""
+    try:
+        text = partition if isinstance(partition, str) else str(partition)
+    except Exception:  # it runs code of users
+        return f"a {type(partition).__qualname__}"
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()  # half of a character
