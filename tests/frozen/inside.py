@@ -9,6 +9,7 @@ from headgate import errors as error_module
 from headgate.context.travel import Exchange, outgoing, refused
 from headgate.core.clock import clock
 from headgate.core.events import Event
+from headgate.observe.events import ActionTaken
 from headgate.tasks.model import View
 from headgate.workers import events as worker_events
 from headgate.workers.model import FunctionForm, RoutineOptions
@@ -42,6 +43,7 @@ __all__ = [
     "NEWEST",
     "OLDEST",
     "RECORDED_NAMES",
+    "ActionTaken",
     "Borrowed",
     "BulkPayload",
     "ClientSession",

@@ -23,6 +23,7 @@ import headgate
 from headgate import Resource, resources, stores, tasks, testing, workers
 from tests.frozen import jobs
 from tests.frozen.inside import (
+    ActionTaken,
     BulkPayload,
     Event,
     PortableFunction,
@@ -139,7 +140,7 @@ def public_things() -> dict[str, Any]:
 
 def events() -> list[type[Event]]:
     """Every event of headgate, by name."""
-    todo: list[type[Event]] = [Event, resources.ResourceEvent, tasks.PoolEvent, worker_events.WorkerEvent]
+    todo: list[type[Event]] = [Event, resources.ResourceEvent, tasks.PoolEvent, worker_events.WorkerEvent, ActionTaken]
     found: set[type[Event]] = set()  # naming these loads their modules, which are loaded when they are first used
     for kind in todo:
         todo += kind.__subclasses__()

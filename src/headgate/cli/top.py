@@ -159,7 +159,7 @@ class Terminal:
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
-        self.is_gone = False
+        self.is_gone: bool = False
         self._before: list[Any] | None = None
 
     def __enter__(self) -> Terminal:  # noqa: PYI034 - nobody derives from it, and typing is not imported here
