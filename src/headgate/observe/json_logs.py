@@ -90,7 +90,7 @@ class JsonFormatter(logging.Formatter):
             "message": redact(message),
             "task_id": getattr(record, "task_id", None),
             "tenant": getattr(record, "tenant", None),
-            "call_id": getattr(record, "call_id", None),
+            "call_id": _plain(getattr(record, "call_id", None)),
         }
         if record.exc_info:
             told["exception"] = redact(self.formatException(record.exc_info))
