@@ -88,8 +88,8 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname,
             "logger": record.name,
             "message": redact(message),
-            "task_id": getattr(record, "task_id", None),
-            "tenant": getattr(record, "tenant", None),
+            "task_id": _plain(getattr(record, "task_id", None)),
+            "tenant": _plain(getattr(record, "tenant", None)),
             "call_id": _plain(getattr(record, "call_id", None)),
         }
         if record.exc_info:
