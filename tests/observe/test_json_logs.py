@@ -169,11 +169,14 @@ def test_o32_records_that_cannot_be_formatted_are_lines_all_the_same() -> None:
     odd.info("not shown")
     odd.warning("%d things", "no number")
     odd.warning("half a pair \ud83d")
+    odd.warning("an id of one's own", extra={"call_id": frozenset({7})})
     stop()
     assert [one["message"] for one in lines(out.getvalue())] == [
         "'%d things' (its arguments do not fit)",
         "half a pair \ud83d",
+        "an id of one's own",
     ]
+    assert lines(out.getvalue())[-1]["call_id"] == "frozenset({7})"
 
 
 @virtual

@@ -38,8 +38,7 @@ def story_of(task: TaskRecord, now: float) -> Story:
         marks.append(Mark("began", task.started.wall, where, task.attempt))
     if task.status == "queued" and task.terms.need in task.owner.scheduler.unserved and explainer is not None:
         marks.append(Mark("waits", now, explainer.why_waiting(task)))
-    until = task.ended.wall if task.ended is not None else now
-    lines = [(began, f"submitted{_options(task)}"), *_with_waits(marks, _queued(task), until, task.terms, task.owner)]
+    lines = [(began, f"submitted{_options(task)}"), *_with_waits(task, marks, now, task.owner)]
     if task.ended is not None:
         lines.append((task.ended.wall, _end(task)))
     shown = [f"  {_time(wall)}  {max(0.0, wall - began):+9.3f} s  {what}" for wall, what in lines]
@@ -57,7 +56,7 @@ def story_of_past(past: Remains, owner: Executor) -> Story:
     if past.started is not None and not _start_of_past_is_told(past):
         where = "" if past.ran_with is None or owner.explainer is None else owner.explainer.describe(past.ran_with)
         marks.append(Mark("began", past.started.wall, where, past.attempt))
-    lines = [(began, "submitted"), *_with_waits(marks, _queued(past), ended, past.terms, owner)]
+    lines = [(began, "submitted"), *_with_waits(past, marks, ended, owner)]
     outcome = past.outcome
     why = "" if outcome is None else f": {outcome.line if isinstance(outcome, Told) else outcome.reason}"
     lines.append((ended, f"{past.status}{why}"))
@@ -71,23 +70,23 @@ def _queued(task: TaskRecord | Remains) -> float:
     return task.moment.wall + (0.0 if due is None else max(0.0, due - task.moment.now))
 
 
-def _with_waits(
-    marks: list[Mark], queued: float, until: float, terms: Terms, owner: Executor
-) -> list[tuple[float, str]]:
-    """The lines of marks, and of the times in which the task was queued behind others: from `queued` on, or from the
-    end of an attempt. `until`: the end of the story."""
+def _with_waits(task: TaskRecord | Remains, marks: list[Mark], now: float, owner: Executor) -> list[tuple[float, str]]:
+    """The lines of marks, and of the times in which the task was queued behind others."""
     lines: list[tuple[float, str]] = []
-    since: float | None = queued
+    first = next((mark.attempt for mark in marks if mark.kind != "waits"), 1)
+    since = _queued(task) if first == 1 else None  # of a long story the last lines are kept
     attempt = 0  # that has ended
     for mark in marks:
         if mark.kind == "ended":
             since, attempt = (mark.wall if mark.again else None), mark.attempt
         elif since is not None:
             if mark.kind == "waits" or mark.attempt == attempt + 1:  # else marks between these were not kept
-                lines += _turn(since, mark.wall, terms, owner)
+                lines += _turn(since, mark.wall, task.terms, owner)
             since = None  # a mark says what it waited for from then on
         lines.append((mark.wall, _told(mark)))
-    return lines if since is None else [*lines, *_turn(since, until, terms, owner)]
+    if since is None or task.status == "stale":  # its process was gone: nobody knows how long it was queued
+        return lines
+    return [*lines, *_turn(since, now if task.ended is None else task.ended.wall, task.terms, owner)]
 
 
 def _turn(since: float, until: float, terms: Terms, owner: Executor) -> list[tuple[float, str]]:
