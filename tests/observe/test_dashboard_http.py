@@ -53,7 +53,12 @@ def page(program: Program) -> Iterator[Dashboard]:
     page.close()
 
 
-def test_o25_the_server_of_the_page_writes_nothing_to_the_log_of_the_program() -> None:
+def test_o25_the_server_of_the_page_writes_nothing_to_the_log_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("uvicorn", "uvicorn.error"):  # as they are before another server of this process changes them
+        monkeypatch.setattr(logging.getLogger(name), "propagate", True)
+        monkeypatch.setattr(logging.getLogger(name), "disabled", False)
+        monkeypatch.setattr(logging.getLogger(name), "level", logging.NOTSET)
+        monkeypatch.setattr(logging.getLogger(name), "_cache", {})
     out = io.StringIO()
     stop = observed.json(out, level="DEBUG")
     try:

@@ -136,6 +136,11 @@ def test_o10_top_prints_once_and_as_json(published: Program) -> None:
 # -- a live screen -----------------------------------------------------------------------------------------------------
 
 
+def _as_a_shell_starts_it() -> None:
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # so that Ctrl-C is a signal
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also if the tests run under nohup
+
+
 class Terminal:
     """A pseudo-terminal with a screen that is kept: what a person would see now."""
 
@@ -151,7 +156,7 @@ class Terminal:
             stderr=theirs,
             env=env,
             start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # so that Ctrl-C is a signal
+            preexec_fn=_as_a_shell_starts_it,
         )
         os.close(theirs)
         self.written = ""

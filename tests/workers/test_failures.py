@@ -377,6 +377,7 @@ def test_w51_an_idle_worker_that_was_stopped_for_a_moment_is_not_lost(shared: Sh
 # -- the keeper -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.cold  # who starts one warm adopts for a moment what has lost its parent
 def test_w33_without_its_keeper_a_pool_fails_and_does_not_hang(log: str) -> None:
     async def main() -> None:
         begun = time.monotonic()

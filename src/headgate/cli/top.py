@@ -34,7 +34,6 @@ example:
 
 PATIENCE = 3.0
 """Seconds that a program has to answer: meanwhile the others are not shown, and keys do nothing."""
-_HUNG_UP = 128 + signal.SIGHUP
 _BRIEFLY = 0.2
 """Seconds that a program has that did not answer the last time."""
 _BETWEEN = 1.0
@@ -86,8 +85,6 @@ def _live(sources: Sources, terminal: Terminal, every: float) -> int:
     settings: Settings | None = Settings()
     seen, asked = sources.look(), clock.now()
     while settings is not None:
-        if terminal.is_gone:
-            raise SystemExit(_HUNG_UP)
         now = clock.now()
         if not settings.paused and now - asked >= every:
             seen, asked = sources.look(), clock.now()
@@ -159,12 +156,11 @@ class Terminal:
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
-        self.is_gone: bool = False
         self._before: list[Any] | None = None
 
     def __enter__(self) -> Terminal:  # noqa: PYI034 - nobody derives from it, and typing is not imported here
         if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # not with `nohup`
-            signal.signal(signal.SIGHUP, self._hung_up)
+            signal.signal(signal.SIGHUP, _hung_up)
         signal.signal(signal.SIGTSTP, self._suspended)
         self._take()
         return self
@@ -202,10 +198,6 @@ class Terminal:
         signal.signal(signal.SIGTSTP, self._suspended)
         self._take()
 
-    def _hung_up(self, number: int, frame: FrameType | None) -> None:
-        self.is_gone = True  # what is raised in a destructor is lost
-        raise SystemExit(_HUNG_UP)
-
     def draw(self, lines: list[str]) -> None:
         """Draw a frame over the last one. Lines that are the same do not flicker."""
         self._out.write("\x1b[H" + "".join(f"{line}\x1b[K\n" for line in lines) + "\x1b[J")
@@ -221,6 +213,10 @@ class Terminal:
             return ["q"]
         text = pressed.decode("utf-8", "replace")
         return ["\x1b"] if text == "\x1b" else [] if text.startswith("\x1b") else list(text)
+
+
+def _hung_up(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
 
 
 def _text(line: Line) -> str:
