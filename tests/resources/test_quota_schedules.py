@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import headgate
@@ -268,6 +268,19 @@ def whole(pool: ResourcePool[str]) -> bool:
     return True
 
 
+def ask(at: float, pool: int, how: str, cost: int, seconds: float, spends: int | None = None) -> Ask:
+    return Ask(at, pool, how, cost, frozenset(), seconds, "well", spends, None)
+
+
+@example(  # what was given to a call that does not wait was given back before the call was told of it, again and again
+    keys=[Key(2, False, None, frozenset())],
+    pools=(0, 0),
+    asks=[ask(15.5, 0, "at once", 0, 15.0), *2 * [ask(10.5, 0, "task", 1, 1.0)], ask(15.5, 1, "lease", 100, 0.0, 118)],
+    steers=[],
+    strategy="sticky",
+    probes=False,
+    shared=True,
+)
 @given(
     keys=st.lists(KEYS, min_size=1, max_size=4),
     pools=st.tuples(st.integers(0, 15), st.integers(0, 15)),

@@ -249,7 +249,7 @@ class SharedQuota:
             now = clock.now()
             self._budget.take(message, reply, offset, now)
             effects = self._changed()
-            if reply.is_wanted:
+            if reply.is_wanted and not self.askers:  # they are woken below, and use what was given
                 self._budget.give_back(now)
             askers, again = list(self.askers), self._again or is_due(self)
         _carry_out(effects)
