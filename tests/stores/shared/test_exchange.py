@@ -629,10 +629,9 @@ class Budgets(RuleBasedStateMachine):
                 if task in pool.outside:
                     pool.end(task)
         self.world.drain(heartbeat=self.lost_wakes)
-        state = self.world.state()
-        held = sum(sum(entry.get("h", {}).values()) for entry in state["members"].values())
         for pool in list(self.world.pools):
             pool.speak()
+        self.world.drain(heartbeat=self.lost_wakes)  # the answer to one that was lost may have granted a slot too many
         state = self.world.state()
         held = sum(
             sum(entry.get("h", {}).values()) + len(entry.get("l", ())) + len(entry.get("n", ()))
