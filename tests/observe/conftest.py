@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from headgate import CooldownResource, Resource, ResourcePool, TaskPool
+from headgate import CooldownResource, Resource, ResourcePool, TaskPool, registry
 from headgate.observe import publishing
 from tests.observe.support import SECRET, eventually
 
@@ -48,6 +48,10 @@ def published_no_longer(leaves_nothing_behind: None) -> Iterator[None]:
 def program(request: pytest.FixtureRequest) -> Iterator[Program]:
     """Pools at work, for one test."""
     gc.collect()  # pools of earlier tests have keys of the same names, and are seen until they are collected
+    if registry.pools():  # garbage that was frozen together with what is used
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()
     with at_work(request.node.name[:40]) as program:
         yield program
 
