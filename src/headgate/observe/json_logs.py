@@ -25,7 +25,7 @@ _USUAL: Final = frozenset(
 class TaskFilter(logging.Filter):
     """Gives each record `task_id` and `tenant`: of the task of a TaskPool in which it was written, here or on a worker.
 
-    Both are None outside of tasks. On a worker `call_id` is the id of the call besides; in a routine that no task
+    Both are None outside of tasks. On a worker there is also `call_id`, the id of the call; in a routine that no task
     called, `task_id` is the id of the outermost call. For a handler of yours: ``handler.addFilter(TaskFilter())``. Not
     for one that formats in another thread: attach it to the QueueHandler instead.
     """
