@@ -24,7 +24,7 @@ Sources = Mapping[str, str]
 # ----------------------------------------------------------------------------------------------------------------------
 # The packages, from the lowest layer to the highest
 #
-#   errors <- core <- registry <- resources <- {tasks+stores | context <- workers+discovery} <- combined
+#   errors <- core <- registry <- gate <- resources <- {tasks+stores | context <- workers+discovery} <- combined
 #          <- {observe, integrations} <- dashboard <- cli
 #
 # Packages joined by "+" may import each other. Packages separated by "|" or "," inside braces may not.
@@ -32,7 +32,7 @@ Sources = Mapping[str, str]
 _LOWEST = ("core", "errors", "registry")
 _TASKS = ("stores", "tasks")
 _WORKERS = ("context", "discovery", "workers")
-_BELOW_COMBINED = ("resources", *_TASKS, *_WORKERS, *_LOWEST)
+_BELOW_COMBINED = ("resources", "gate", *_TASKS, *_WORKERS, *_LOWEST)
 _BELOW_CLI = ("certs", "dashboard", "integrations", "observe", "combined", *_BELOW_COMBINED)
 
 ALLOWED: dict[str, tuple[str, ...]] = {
@@ -40,7 +40,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "core": ("errors",),
     "registry": ("core", "errors"),
     "certs": ("core", "errors"),
-    "resources": _LOWEST,
+    "gate": ("core", "errors"),
+    "resources": ("gate", *_LOWEST),
     "tasks": ("stores", "resources", *_LOWEST),
     "stores": ("tasks", "resources", *_LOWEST),
     "context": ("resources", *_LOWEST),
@@ -78,6 +79,8 @@ PURE = (
     "discovery/lan_records.py",
     "discovery/news.py",
     "discovery/records.py",
+    "gate/learned.py",
+    "gate/windows.py",
     "integrations/key_rules.py",
     "integrations/keys_proxy/headers.py",
     "integrations/keys_proxy/refusals.py",
@@ -105,7 +108,6 @@ PURE = (
     "resources/replica.py",
     "resources/siblings.py",
     "resources/stats.py",
-    "resources/windows.py",
     "resources/model.py",
     "resources/run_options.py",
     "resources/rotation.py",
@@ -354,7 +356,7 @@ def complaints_about(path: str, source: str, **others: str) -> list[str]:
 )
 def test_a_forbidden_import_is_reported_however_it_is_written(source: str) -> None:
     assert complaints_about("resources/pool.py", source) == [
-        "resources/pool.py imports headgate.observe: resources may only import core, errors, registry"
+        "resources/pool.py imports headgate.observe: resources may only import core, errors, gate, registry"
     ]
 
 

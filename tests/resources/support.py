@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from headgate import Quota
 from headgate.resources import CooldownResource, DisableResource, Resource, ResourcePool
 
 Op = Callable[[Resource[Any]], Coroutine[Any, Any, Any]]
@@ -14,6 +15,11 @@ Op = Callable[[Resource[Any]], Coroutine[Any, Any, Any]]
 def keys(*names: str, **options: Any) -> ResourcePool[str]:
     """A pool of resources of these ids, whose values are "secret-<id>"."""
     return ResourcePool([Resource(name, f"secret-{name}") for name in names], **options)
+
+
+def at_once(requests: int | None = None, per: float = 60.0, tokens: int | None = None, **options: Any) -> Quota:
+    """A quota all of which may be used at once, for tests that look at waiting and not at the pace."""
+    return Quota(requests, per, tokens, burst=requests or tokens, **options)
 
 
 async def ident(resource: Resource[Any]) -> str:

@@ -322,4 +322,4 @@ async def test_h10_tasks_wait_for_a_learned_quota_and_say_so() -> None:
         for handle in handles:
             await handle
     assert (service.served, service.refused) == (9, 0)
-    assert clock.now() == pytest.approx(40.0, abs=1)
+    assert 40 <= clock.now() <= 60  # three windows of three calls each; the calls of a window are spaced

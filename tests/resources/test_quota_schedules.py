@@ -29,13 +29,14 @@ from headgate.resources.signals import SIGNALS
 from headgate.stores.shared.memory import SharedMemory
 from headgate.testing import settle, virtual
 from tests.conftest import SCALE
+from tests.resources.support import at_once
 from tests.resources.test_quotas import Upstream
 
 LIMIT, TOKENS, PER = 3, 100, 10.0
 QUOTAS = (
-    Quota(requests=LIMIT, per=PER, delay=0.0),
-    Quota(tokens=TOKENS, per=PER, delay=0.0),
-    Quota(requests=LIMIT, tokens=TOKENS, per=PER, delay=0.0),
+    at_once(requests=LIMIT, per=PER, delay=0.0),
+    at_once(tokens=TOKENS, per=PER, delay=0.0),
+    at_once(requests=LIMIT, tokens=TOKENS, per=PER, delay=0.0),
 )
 MOST_EXCHANGES = 10_000
 STRATEGIES = ("round_robin", "weighted", "least_latency", "sticky", "primary_backup")

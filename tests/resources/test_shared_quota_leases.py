@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from headgate import PoolExhausted, Quota, Resource, ResourcePool
+from headgate import PoolExhausted, Resource, ResourcePool
 from headgate.core.clock import clock
 from headgate.core.shared_state import Step
 from headgate.resources.shared_quotas import PATIENCE
 from headgate.stores.shared.memory import MemoryState, SharedMemory
 from headgate.testing import settle, virtual
-from tests.resources.support import Gate, ident
+from tests.resources.support import Gate, at_once, ident
 from tests.resources.test_quotas import Upstream
 from tests.resources.test_shared_health import count_exchanges
 from tests.resources.test_shared_quotas import share, use_up
 
-QUOTA = Quota(requests=10, per=60.0)
+QUOTA = at_once(requests=10, per=60.0)
 
 
 @virtual
@@ -123,7 +123,7 @@ def test_h10_a_call_without_a_wait_mode_gives_up_that_lacks_both_a_permit_and_th
     async def scenario() -> None:
         place = SharedMemory()
         store = place.member()
-        quota = Quota(requests=1, per=60.0) if not cost else Quota(tokens=100, per=60.0)
+        quota = at_once(requests=1, per=60.0) if not cost else at_once(tokens=100, per=60.0)
         one, other = share(place, quota, max_in_flight=1), share(store, quota, max_in_flight=1)
         assert await one.run(ident, cost=cost) == "a"
         asked = count_exchanges(store)
@@ -139,7 +139,7 @@ def test_h10_a_call_without_a_wait_mode_gives_up_that_lacks_both_a_permit_and_th
 def test_h10_processes_that_wait_for_a_quota_do_not_pass_a_permit_to_and_fro(group: str | None) -> None:
     @virtual
     async def scenario() -> None:
-        place, quota = SharedMemory(), Quota(requests=3, per=10.0, delay=0.0)
+        place, quota = SharedMemory(), at_once(requests=3, per=10.0, delay=0.0)
         stores = [place.member() for _ in range(2)]
         asked = [count_exchanges(store) for store in stores]
         pools = [
@@ -158,7 +158,7 @@ def test_h10_processes_that_wait_for_a_quota_do_not_pass_a_permit_to_and_fro(gro
 
 @virtual
 async def test_h10_a_call_without_a_wait_mode_asks_for_what_it_costs_and_not_for_less_again_and_again() -> None:
-    place, quota = SharedMemory(), Quota(tokens=100, per=10.0, delay=0.0)
+    place, quota = SharedMemory(), at_once(tokens=100, per=10.0, delay=0.0)
     store = place.member()
     one, other = share(place, quota), share(store, quota)
     await one.run(ident, cost=60)

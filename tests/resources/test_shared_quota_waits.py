@@ -8,19 +8,19 @@ from unittest.mock import Mock
 
 import pytest
 
-from headgate import CooldownResource, PoolExhausted, Quota, Resource, ResourcePool
+from headgate import CooldownResource, PoolExhausted, Resource, ResourcePool
 from headgate.core.clock import clock
 from headgate.resources.accounts import Account
 from headgate.resources.leased_budget import LeasedBudget
 from headgate.resources.quota_exchange import Reply
 from headgate.stores.shared.memory import SharedMemory
 from headgate.testing import settle, virtual
-from tests.resources.support import Gate, ident
+from tests.resources.support import Gate, at_once, ident
 from tests.resources.test_quotas import Upstream, limited
 from tests.resources.test_shared_health import count_exchanges
 from tests.resources.test_shared_quotas import share
 
-TOKENS = Quota(tokens=100, per=10.0)
+TOKENS = at_once(tokens=100, per=10.0)
 
 # -- groups -----------------------------------------------------------------------------------------------------------
 
@@ -29,7 +29,7 @@ TOKENS = Quota(tokens=100, per=10.0)
 def test_h10_a_pool_without_a_store_takes_part_in_a_group_that_is_shared(first_pool_goes: bool) -> None:
     @virtual
     async def scenario() -> None:
-        quota, group, upstream = Quota(requests=10, per=10.0), f"shared {first_pool_goes}", Upstream(10, None, 10.0)
+        quota, group, upstream = at_once(requests=10, per=10.0), f"shared {first_pool_goes}", Upstream(10, None, 10.0)
         resource = Resource("a", "a", quota=quota, quota_group=group)
         shared = ResourcePool([resource], name="keys", store=SharedMemory().member())
         alone = limited("b", quota=quota, group=group)
@@ -55,7 +55,7 @@ def test_h10_a_call_that_waits_does_not_exceed_a_quota_of_a_resource_that_is_add
     @virtual
     async def scenario() -> None:
         place, upstream = SharedMemory(), Upstream(1, None, 10.0)
-        quota = Quota(requests=1, per=10.0)
+        quota = at_once(requests=1, per=10.0)
         busy, other = share(place, quota), share(place, quota, "b")
         for pool in (busy, other):
             upstream.arrive(await pool.run(ident, wait_for_capacity=True), 0)
@@ -89,7 +89,7 @@ async def test_h10_a_call_that_waits_does_not_exceed_the_limit_of_a_resource_tha
 
 
 def test_h10_the_end_of_a_call_gives_back_nothing_if_it_began_before_the_quota_was_shared() -> None:
-    quota = Quota(requests=4, per=10.0)
+    quota = at_once(requests=4, per=10.0)
     account = Account(quota)
     before = account.reserve(0.0, 0.0)
     budget = LeasedBudget(quota, "token", lambda: None)
@@ -99,10 +99,10 @@ def test_h10_the_end_of_a_call_gives_back_nothing_if_it_began_before_the_quota_w
     budget.take(message, Reply(0.0, "me", {"requests": 2.0}, {"requests": 4.0}, None, False, quota), 0.0, 0.0)
     account.reserve(0.0, 0.0)
     account.settle(before, 1.0, answered=True)
-    assert budget.room("requests", 1.0) == 1.0
+    assert budget.left("requests", 1.0) == 1.0
     message = budget.message()
     assert message is not None
-    assert message.ended == {}
+    assert message.ended == {"requests": 1.0}
     assert [amount for _, amount in message.rows["requests"]] == [1.0]
 
 
@@ -207,7 +207,7 @@ def test_h10_a_large_call_that_gave_up_keeps_nobody_waiting(how: str) -> None:
 @virtual
 async def test_h10_a_cost_that_only_the_own_quota_allows_fails_and_keeps_nobody_waiting() -> None:
     place = SharedMemory()
-    small, large = share(place, TOKENS), share(place, Quota(tokens=1000, per=10.0))
+    small, large = share(place, TOKENS), share(place, at_once(tokens=1000, per=10.0))
     with pytest.raises(PoolExhausted, match="cost=500"):
         await large.run(ident, cost=500, wait_for_capacity=True)
     assert await small.run(ident, cost=90, wait_for_capacity=True, within=5) == "a"
@@ -218,7 +218,7 @@ async def test_h10_processes_do_not_ask_for_a_quota_that_they_cannot_use_now() -
     """Two of them, whose key cools down: what is left of the quota does not go to and fro between them."""
     place = SharedMemory()
     stores = [place.member(), place.member()]
-    one, other = [share(store, Quota(requests=10, per=10.0)) for store in stores]
+    one, other = [share(store, at_once(requests=10, per=10.0)) for store in stores]
     asked = [count_exchanges(store) for store in stores]
 
     async def refused(key: Resource[str]) -> None:
@@ -240,8 +240,8 @@ async def test_h10_permits_do_not_go_to_and_fro_between_calls_for_which_a_quota_
     """The quota is open, so a process that has the permit keeps it until there is enough for its call."""
     place = SharedMemory()
     stores = [place.member(), place.member()]
-    quota = Quota(requests=3, tokens=100, per=10.0, delay=0.0)
-    limits = {"a": (quota, None), "b": (Quota(tokens=100, per=10.0, delay=0.0), 2)}
+    quota = at_once(requests=3, tokens=100, per=10.0, delay=0.0)
+    limits = {"a": (quota, None), "b": (at_once(tokens=100, per=10.0, delay=0.0), 2)}
     pools = [
         ResourcePool(
             [Resource(name, name, quota=one, max_in_flight=most) for name, (one, most) in limits.items()],

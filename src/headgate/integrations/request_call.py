@@ -127,7 +127,7 @@ class RequestCall:
         """
         reservation = None if self._use is None else self._use.reservation
         if reservation is not None:
-            self._learn(reservation, headers)
+            self._learn(reservation, status, headers)
         if status >= 400 or self._engine.classify is not None:
             signal = self._signal(response())
             if signal is not None:
@@ -137,11 +137,11 @@ class RequestCall:
             self._spent_until = clock.now() + limits.spent_for
         return None
 
-    def _learn(self, reservation: Reservation, headers: Any) -> None:
+    def _learn(self, reservation: Reservation, status: int, headers: Any) -> None:
         """Learn what the answer says about the quota, and look out for the tokens that it used."""
         self._usage = UsageReader()
         if reservation.account.quota == LEARN:
-            self._engine.told(reservation.account, self._use, read_rate_limits(headers, clock.wall()))
+            self._engine.told(reservation.account, self._use, read_rate_limits(headers, clock.wall()), status)
 
     def saw(self, chunk: bytes) -> None:
         """Look at a part of the answer that is given to the client: it may tell how many tokens it used."""

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from headgate.core.weakrefs import WeakList
 from headgate.errors import InvalidArgument
@@ -38,34 +38,43 @@ class Budget(Protocol):
     def wants_exchange(self) -> bool: ...
     def need(self, cost: float) -> dict[str, float]: ...
     def can_ever_allow(self, cost: float) -> bool: ...
-    def allows(self, need: Need, now: float) -> bool: ...
+    def allows(self, need: Need, now: float, *, paced: bool = True) -> bool: ...
+    def left(self, name: str, now: float) -> float: ...
     def lack(self, need: Need, now: float, *, waits: bool) -> None: ...
     def opens_at(self, need: Need, now: float) -> float: ...
-    def reserve(self, need: Need, now: float) -> bool: ...
-    def release(self, need: Need, *, used: bool = True) -> None: ...
-    def count(self, name: str, amount: float, until: float) -> None: ...
-    def count_untold(self, used: Need) -> None: ...
-    def observe(self, limits: Iterable[Limit], now: float, began: float) -> None: ...
-    def probed(self, now: float, *, answered: bool, told: bool) -> None: ...
-    def room(self, name: str, now: float) -> float: ...
+    def start(self, need: Need, now: float) -> tuple[float, bool]: ...
+    def cancel(self, need: Need, start: float, now: float) -> None: ...
+    def amend(self, change: Need, start: float, now: float) -> None: ...
+    def retime(self, since: float, now: float) -> None: ...
+    def observe(self, limits: Iterable[Limit], start: float, now: float) -> None: ...
+    def refused(self, told: Mapping[str, float | None], after: float | None, start: float, now: float) -> None: ...
+    def probed(self, *, answered: bool) -> None: ...
+
+
+class Refusal(NamedTuple):
+    """What a service said when it refused a call for its rate."""
+
+    retry_after: float | None = None
+    """Seconds to wait, if it said so."""
 
 
 class Reservation:
-    """What one use of a resource takes of a quota."""
+    """What one use of a resource takes of a quota, from its start on."""
 
-    __slots__ = ("account", "began", "cost", "has_failed", "is_probe", "is_told", "need", "spent")
+    __slots__ = ("account", "asks", "cost", "has_failed", "is_open", "need", "spent", "start")
 
-    def __init__(self, account: Account, need: dict[str, float], cost: float, began: float, is_probe: bool) -> None:
+    def __init__(self, account: Account, need: dict[str, float], cost: float, start: float, asks: bool) -> None:
         self.account: Account = account
         self.need: dict[str, float] = need
         self.cost: float = cost
-        self.began: float = began
+        self.start: float = start
+        """Stands for the use in the budget: a time of its clock."""
         self.spent: float | None = None
         """The tokens that were really used, when the call has said so."""
-        self.is_probe: bool = is_probe
-        """Does the call have to find out what there is?"""
-        self.is_told: bool = False
-        """Has the answer to the call said what is left?"""
+        self.asks: bool = asks
+        """Will the answer to the call be the first to say what there is?"""
+        self.is_open: bool = True
+        """Has it not been settled or cancelled?"""
         self.has_failed: bool = False
         """Did the call raise something, so that it is not known whether the service has answered?"""
 
@@ -92,7 +101,6 @@ class Account:
         """With calls that wait, and were not told of the last change of `opens_at`."""
         self.shared: SharedQuota | None = None
         """Shares it with other processes, if a pool of its resources has a store."""
-        self._running: dict[Reservation, None] = {}  # oldest first
         self.enough_at: float = math.inf
         """When it has enough for one of the calls that are short of it, while it is open."""
         self._holder: WaitTicket | None = None
@@ -133,9 +141,7 @@ class Account:
         return bool(self._short)
 
     def lease(self, budget: LeasedBudget, shared: SharedQuota, now: float) -> None:
-        """Share it with other processes from now on. Calls that run have taken nothing of what this process leases."""
-        for reservation in self._running:
-            budget.disown(reservation.need)
+        """Share it with other processes from now on. What calls took before counts in this process alone."""
         self.budget, self.shared = budget, shared
         self.refresh(now)
 
@@ -146,17 +152,19 @@ class Account:
         holder = self.holder()
         return (holder is None or holder is ticket) and self.budget.allows(self.budget.need(cost), now)
 
+    def spares(self, cost: float, now: float) -> bool:
+        """Whether a call that cannot wait may begin: there is enough, though calls that wait would be spaced."""
+        return self.is_closed and self.holder() is None and self.budget.allows(self.budget.need(cost), now, paced=False)
+
     def reserve(self, cost: float, now: float) -> Reservation:
-        """Take what a call needs that costs so many tokens."""
+        """Take what a call needs that costs so many tokens, and starts now."""
         need = self.budget.need(cost)
-        is_probe = self.budget.reserve(need, now)
-        reservation = Reservation(self, need, cost, now, is_probe)
-        self._running[reservation] = None
-        return reservation
+        start, asks = self.budget.start(need, now)
+        return Reservation(self, need, cost, start, asks)
 
     def would_open_at(self, cost: float, now: float) -> float:
         """When a call that costs so much may begin, as far as can be told: soon, if others find out about it now."""
-        opens_at = self._opens_at(cost, now)
+        opens_at = self.budget.opens_at(self.budget.need(cost), now)
         return now if math.isinf(opens_at) else opens_at
 
     def cost_now(self) -> float:
@@ -167,48 +175,50 @@ class Account:
     # -- a use ends ---------------------------------------------------------------------------------------------------
 
     def settle(self, reservation: Reservation, now: float, *, answered: bool) -> None:
-        """Count what a use has really taken. `answered`: it found its resource in order."""
-        if self._running.pop(reservation, self) is self:
+        """Correct what a use has taken to what it has used. `answered`: it found its resource in order."""
+        if not reservation.is_open:
             return
-        self.budget.release(reservation.need)
-        tokens = reservation.cost if reservation.spent is None else reservation.spent
-        quota = self.quota
-        if isinstance(quota, Quota):
-            if REQUESTS in reservation.need:
-                arrived = min(now, reservation.began + quota.arrives_within)
-                self.budget.count(REQUESTS, 1.0, arrived + quota.per)
-            self.budget.count(TOKENS, tokens, now + quota.per)
-        elif not reservation.is_told:
-            used = {name: tokens if name.endswith(TOKENS) else 1.0 for name in reservation.need}
-            self.budget.count_untold(used)
-        if reservation.is_probe:
-            answered = answered and not reservation.has_failed
-            self.budget.probed(now, answered=answered, told=reservation.is_told)
+        reservation.is_open = False
+        if reservation.spent is not None:
+            change = {
+                name: reservation.spent - amount for name, amount in reservation.need.items() if name.endswith(TOKENS)
+            }
+            self.budget.amend(change, reservation.start, now)
+        if reservation.asks:
+            self.budget.probed(answered=answered and not reservation.has_failed)
 
     def cancel(self, reservation: Reservation, now: float) -> None:
         """Take back what a use did not take: it was never begun."""
-        if self._running.pop(reservation, self) is not self:
-            self.budget.release(reservation.need, used=False)
-            if reservation.is_probe:
-                self.budget.probed(now, answered=False, told=False)
+        if reservation.is_open:
+            reservation.is_open = False
+            self.budget.cancel(reservation.need, reservation.start, now)
+            if reservation.asks:
+                self.budget.probed(answered=False)
 
     def spend(self, tokens: float, now: float) -> None:
         """Count tokens that belong to no use."""
         if isinstance(self.quota, Quota):
-            self.budget.count(TOKENS, tokens, now + self.quota.per)
+            self.budget.amend({TOKENS: tokens}, now, now)
 
-    def hear(self, reservation: Reservation | None, limits: Iterable[Limit], now: float) -> None:
-        """Learn from an answer, which may have said nothing."""
+    def hear(
+        self, reservation: Reservation | None, limits: Iterable[Limit], now: float, refusal: Refusal | None = None
+    ) -> None:
+        """Learn from an answer, which may have said nothing, or was a refusal."""
         limits = list(limits)
-        told = any(one.remaining is not None for one in limits)
+        start = now if reservation is None else reservation.start
         if limits:
-            self.budget.observe(limits, now, now if reservation is None else reservation.began)
-        if reservation is None or reservation not in self._running:
-            return
-        reservation.is_told = reservation.is_told or told
-        if reservation.is_probe:
-            reservation.is_probe = False
-            self.budget.probed(now, answered=True, told=told)
+            self.budget.observe(limits, start, now)
+        if reservation is not None and reservation.is_open and reservation.asks:
+            reservation.asks = False
+            self.budget.probed(answered=True)
+        if refusal is not None:
+            spent = {one.name: one.remaining for one in limits if one.is_spent}
+            told = {one.name: one.remaining for one in limits if not one.name.endswith(TOKENS)}
+            self.budget.refused(spent or told or {REQUESTS: None}, refusal.retry_after, start, now)
+
+    def retime(self, since: float, now: float) -> None:
+        """Note that the event loop stood still since then, so that calls reach the service later than they started."""
+        self.budget.retime(since, now)
 
     # -- open and closed ----------------------------------------------------------------------------------------------
 
@@ -223,7 +233,6 @@ class Account:
 
     def refresh(self, now: float) -> None:
         """Close or open its resources, after anything has changed."""
-        self._release_arrived(now)
         need = self.budget.need(self.cost_now())
         was_closed, self.is_closed = self.is_closed, not self.budget.allows(need, now)
         self._has_opened = self._has_opened or was_closed
@@ -234,7 +243,7 @@ class Account:
         if self.is_closed:
             cost = self.cost_waited_for()
             self.budget.lack(self.budget.need(cost or 0.0), now, waits=cost is not None)
-            opens_at = self._opens_at(self.cost_now(), now)
+            opens_at = self.budget.opens_at(need, now)
             if was_closed and opens_at == self.opens_at:
                 return
             self.opens_at = opens_at
@@ -253,7 +262,7 @@ class Account:
         """Open for calls that are short of it if it has enough for one of them, or note when that will be."""
         if not self._short or self.holder() is not None:
             return
-        at = min(self._opens_at(ticket.cost, now) for ticket in self._short)
+        at = min(self.budget.opens_at(self.budget.need(ticket.cost), now) for ticket in self._short)
         if at <= now:
             self._has_opened = True
         elif at != self.enough_at and self.shared is None:  # nobody knows when other processes return some
@@ -262,31 +271,6 @@ class Account:
                 member.rotation.openings.note(member, at)
                 if member.rotation.wait_queue:
                     self.unwatched.add(member.rotation)
-
-    def _release_arrived(self, now: float) -> None:
-        """Give back the requests of calls that still run and have left the window: long streams, for example."""
-        quota = self.quota
-        if not isinstance(quota, Quota) or quota.requests is None:
-            return
-        for reservation in list(self._running):
-            if reservation.began + quota.arrives_within + quota.per > now:
-                break
-            amount = reservation.need.pop(REQUESTS, None)
-            if amount is not None:
-                self.budget.release({REQUESTS: amount})
-
-    def _opens_at(self, cost: float, now: float) -> float:
-        """When to look again whether there is enough for a call that costs so much."""
-        return min(self.budget.opens_at(self.budget.need(cost), now), self._next_arrived())
-
-    def _next_arrived(self) -> float:
-        """When the first of the running calls leaves the window, if it still counts there."""
-        quota = self.quota
-        if isinstance(quota, Quota):
-            for reservation in self._running:
-                if REQUESTS in reservation.need:
-                    return reservation.began + quota.arrives_within + quota.per
-        return math.inf
 
     # -- waiting ------------------------------------------------------------------------------------------------------
 

@@ -34,7 +34,7 @@ from headgate.core.redaction import log_exception, redact
 from headgate.core.weakrefs import WeakList
 from headgate.errors import PoolExhausted
 from headgate.resources import events
-from headgate.resources.accounts import Account
+from headgate.resources.accounts import Account, Refusal
 from headgate.resources.attempts import AttemptTimeout, Call
 from headgate.resources.current_use import attributed, use_of
 from headgate.resources.effects import (
@@ -78,6 +78,8 @@ lock: threading.RLock = threading.RLock()
 _abandoned: deque[Use | WaitTicket] = deque()
 
 _SIBLING, _TIMEOUT = "sibling", "timeout"
+_TOO_MANY = 429
+_LAG = 0.05  # seconds by which an alarm that rings late means that the event loop stood still
 MOST_ASKED = 4
 """How often a call without a wait mode asks other processes. Each time, somebody else may be quicker."""
 
@@ -114,6 +116,7 @@ class Engine(Generic[T]):
         """Shares health with other processes, if the pool has a store."""
         self._hinted = False
         self._alarm: tuple[object, float] | None = None  # the waiter that watches the next cooldown, and its end
+        self._alarm_set_at = 0.0
         rotation.owner = self
 
     # -- a call -------------------------------------------------------------------------------------------------------
@@ -281,6 +284,8 @@ class Engine(Generic[T]):
             effects = rotation.advance(now) if rotation.due(now) else None
             for avoid in call.choices():
                 taken = taken or rotation.acquire(now, requirement, avoid, affinity, cost)
+            if taken is None and call.plan.waits == "no":
+                taken = rotation.acquire_unpaced(now, requirement, call.choices()[-1], cost)
             if taken is None:
                 taken = self._why_not(call, now)
             if taken is None:
@@ -482,14 +487,17 @@ class Engine(Generic[T]):
         headers = headers_of(answer)
         headers = answer if headers is None else headers
         told = read_rate_limits(headers, clock.wall())
-        if told is not None or status_of(answer) is not None or isinstance(answer, Mapping):
-            self.told(account, use, told)
+        status = status_of(answer)
+        if told is not None or status is not None or isinstance(answer, Mapping):
+            self.told(account, use, told, status)
 
-    def told(self, account: Account, use: Use | None, limits: RateLimits | None) -> None:
+    def told(self, account: Account, use: Use | None, limits: RateLimits | None, status: int | None) -> None:
         """Learn what the headers of an answer said about a quota, which may be nothing."""
+        refusal = Refusal(None if limits is None else limits.retry_after) if status == _TOO_MANY else None
         with lock:
             now = clock.now()
-            account.hear(None if use is None else use.reservation, () if limits is None else limits.limits, now)
+            reservation = None if use is None else use.reservation
+            account.hear(reservation, () if limits is None else limits.limits, now, refusal)
             effects = self.rotation.quota_changed(account, now)
         self.carry_out(effects)
         send_due()
@@ -562,8 +570,10 @@ class Engine(Generic[T]):
                 break
             waiter = _waiter(first)
             alarm = (waiter, expiry)
-            known = alarm == self._alarm and not waiter.is_gone()
-            if known or waiter.set_alarm(expiry - clock.now(), self._ring):
+            if alarm == self._alarm and not waiter.is_gone():
+                return alarm
+            self._alarm_set_at = clock.now()
+            if waiter.set_alarm(expiry - self._alarm_set_at, self._ring):
                 return alarm
             rotation.wait_queue.leave(first)  # its loop is gone
             _abandoned.append(first)
@@ -571,8 +581,10 @@ class Engine(Generic[T]):
 
     def _ring(self) -> None:
         with lock:
+            now, alarm = clock.now(), self._alarm
             self._alarm = None
-            effects = self.rotation.advance(clock.now())
+            is_late = alarm is not None and now > alarm[1] + _LAG
+            effects = self.rotation.advance(now, self._alarm_set_at - _LAG if is_late else None)
         self.carry_out(effects)
         self.watch()
 

@@ -7,12 +7,12 @@ a call lacks something, there is something to send: `message` gives it, `take` t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from headgate.resources.ledger import REQUESTS, TOKENS, Need, needed
 from headgate.resources.quota import Quota, QuotaSetting
-from headgate.resources.quota_exchange import Message, Reply, Told, Want
+from headgate.resources.quota_exchange import Message, Refused, Reply, Told, Want
 from headgate.resources.rate_limits import Limit
 
 _LOW: Final = 0.25
@@ -24,6 +24,9 @@ _OTHERS_USE_IT: Final = 5.0
 _BUSY: Final = 1.0
 """Seconds since its last call for which a process keeps half of what it does not use, when others want it."""
 _MOST_TOLD: Final = 64
+_TOLD_AGAIN: Final = 0.05
+"""Seconds between two reports of what answers said, while calls wait."""
+_TICK: Final = 1e-6
 
 
 class LeasedBudget:
@@ -54,20 +57,21 @@ class LeasedBudget:
         self._limits: dict[str, float | None] = {}
         self._granted: dict[str, float] = {}
         self._ended: dict[str, float] = {}
-        self._reserved: dict[str, float] = {}
-        self._disowned: dict[str, float] = {}  # reserved under a former id: ends of these are not told
         self._chunk: dict[str, float] = {}  # what was granted last
         self._want: Want | None = None
         self._asks = False
         self._asks_at = -math.inf
         self._ahead_at = -math.inf
         self._used_at = -math.inf
-        self._rows: dict[str, dict[float, float]] = {}
-        self._untold: dict[str, float] = {}
+        self._told_at = -math.inf
+        self._started_at = -math.inf
+        self._rows: dict[str, dict[float, float]] = {}  # what calls took, by their starts
+        self._changes: dict[str, dict[float, float]] = {}  # what they used more or less than that
         self._told: list[Told] = []
+        self._refused: list[Refused] = []
         self._is_wanted = False  # others wait for some of it
-        self._may_probe = False  # the next call has to find out what there is
-        self._probed: tuple[bool, bool] | None = None
+        self._may_ask = False  # the next call asks what there is
+        self._probed: bool | None = None
         self._is_news = False
         self.wants_exchange: bool = False
         """Is there something to send that should not wait?"""
@@ -89,13 +93,13 @@ class LeasedBudget:
         limit = self._limits.get(TOKENS, self.quota.tokens)  # other processes may have made it with another quota
         return limit is None or cost <= limit
 
-    def allows(self, need: Need, now: float) -> bool:
+    def allows(self, need: Need, now: float, *, paced: bool = True) -> bool:
         """Whether this process holds so much."""
-        return now < self._lease_ends() and all(self.room(name, now) >= amount for name, amount in need.items())
+        return now < self._lease_ends() and all(self.left(name, now) >= amount for name, amount in need.items())
 
-    def room(self, name: str, now: float) -> float:
-        """How much of one limit this process holds and does not use."""
-        return self._held(name) - self._own(name)
+    def left(self, name: str, now: float) -> float:
+        """How much of one limit this process holds."""
+        return self._granted.get(name, 0.0) - self._ended.get(name, 0.0)
 
     def lack(self, need: Need, now: float, *, waits: bool = True) -> None:
         """Ask for so much. Does a call wait for it?
@@ -130,58 +134,76 @@ class LeasedBudget:
             return now
         return self._asks_at if self._asks_at > now else now + _ASKED_AGAIN
 
-    def reserve(self, need: Need, now: float) -> bool:
-        """Take so much of what this process holds, and ask for more when little is left."""
+    def start(self, need: Need, now: float) -> tuple[float, bool]:
+        """Take so much of what this process holds for a call that starts now, and ask for more when little is left.
+
+        The start is a time of the store's clock, and no two are the same.
+        """
         self._used_at = now
+        start = self._started_at = max(now + self._offset, self._started_at + _TICK)
         for name, amount in need.items():
-            self._reserved[name] = self._reserved.get(name, 0.0) + amount
-        low = any(self.room(name, now) < _LOW * self._chunk.get(name, 0.0) for name in need)
-        if low:
+            self._ended[name] = self._ended.get(name, 0.0) + amount
+            self._add(self._rows, name, start, amount)
+        if any(self.left(name, now) < _LOW * self._chunk.get(name, 0.0) for name in need):
             self._ask_ahead(need, now)
-        is_probe, self._may_probe = self._may_probe, False
-        return is_probe
+        asks, self._may_ask = self._may_ask, False
+        self._started()
+        return start, asks
 
-    def release(self, need: Need, *, used: bool = True) -> None:
-        """Take back what a call was given. If it did not use it, another can."""
+    def cancel(self, need: Need, start: float, now: float) -> None:
+        """Take back what a call took that was never begun: other calls here can use it, unless it was reported."""
         for name, amount in need.items():
-            self._reserved[name] = max(0.0, self._reserved.get(name, 0.0) - amount)
-            disowned = min(amount, self._disowned.get(name, 0.0))
-            if disowned:
-                self._disowned[name] -= disowned
-            if used and amount > disowned:
-                self._ended[name] = self._ended.get(name, 0.0) + amount - disowned
-                self._is_news = True
-        if self._is_wanted and not any(self._reserved.values()):
-            self._send()  # nobody here will ask soon, and tell it with that
-
-    def count(self, name: str, amount: float, until: float) -> None:
-        """Tell what was used of a limit that we were told, until it leaves the window."""
-        if amount > 0:
-            rows = self._rows.setdefault(name, {})
-            grain = self.quota.per / 100 if isinstance(self.quota, Quota) else 1.0
-            key = math.ceil((until + self._offset) / grain) * grain
-            rows[key] = rows.get(key, 0.0) + amount
-            self._is_news = True
-
-    def count_untold(self, used: Need) -> None:
-        """Tell what a call used whose answer told nothing."""
-        for name, amount in used.items():
-            self._untold[name] = self._untold.get(name, 0.0) + amount
+            if self._rows.get(name, {}).get(start, 0.0) >= amount:
+                self._add(self._rows, name, start, -amount)
+                self._ended[name] = self._ended.get(name, 0.0) - amount
+            else:
+                self._add(self._changes, name, start, -amount)
         self._is_news = True
 
-    def observe(self, limits: Iterable[Limit], now: float, began: float) -> None:
-        """Tell what an answer said that arrived at `now`, to a call that began at `began`."""
+    def amend(self, change: Need, start: float, now: float) -> None:
+        """Report that a call used more or less than it had reserved."""
+        start = start if start <= self._started_at else now + self._offset
+        for name, amount in change.items():
+            if amount and name in self._limits:
+                self._add(self._changes, name, start, amount)
+                self._is_news = True
+
+    def retime(self, since: float, now: float) -> None:
+        """Do nothing: what was reported stays."""
+
+    def observe(self, limits: Iterable[Limit], start: float, now: float) -> None:
+        """Report what an answer said that arrived at `now`, to a call that started at `start`."""
         at = now + self._offset
         for told in limits:
             resets_at = None if told.reset_after is None else at + told.reset_after
-            self._told.append(Told(told.name, told.limit, told.remaining, resets_at, at, began + self._offset))
+            self._told.append(Told(told.name, told.limit, told.remaining, resets_at, at, start))
         del self._told[:-_MOST_TOLD]
         self._is_news = True
+        waits = self._is_wanted or (self._want is not None and self._want.is_urgent)
+        if waits and now >= self._told_at + _TOLD_AGAIN:
+            self._told_at = now
+            self._send()  # it may be what allows the next call, here or elsewhere
 
-    def probed(self, now: float, *, answered: bool, told: bool) -> None:
-        """Tell at once that the call has ended that had to find out what there is: others wait for it."""
-        self._probed = answered, told
+    def refused(self, told: Mapping[str, float | None], after: float | None, start: float, now: float) -> None:
+        """Report at once that a call was refused because of these limits: others would be refused too."""
+        self._refused.append(Refused(told, after, start, now + self._offset))
+        del self._refused[:-_MOST_TOLD]
         self._send()
+
+    def probed(self, *, answered: bool) -> None:
+        """Report at once that a call has ended that asked what there is: others wait for it."""
+        self._probed = answered
+        self._send()
+
+    def _started(self) -> None:
+        self._is_news = True
+        if self._is_wanted and not any(self.left(name, 0.0) > 0 for name in self._granted):
+            self._send()  # nobody here will ask soon, and tell it with that
+
+    @staticmethod
+    def _add(rows: dict[str, dict[float, float]], name: str, start: float, amount: float) -> None:
+        own = rows.setdefault(name, {})
+        own[start] = own.get(start, 0.0) + amount
 
     # -- exchanges ----------------------------------------------------------------------------------------------------
 
@@ -192,22 +214,23 @@ class LeasedBudget:
         if not looks and not self._is_news and self._want is None and self._probed is None:
             return None
         self._seq += 1
-        rows = {name: tuple(rows.items()) for name, rows in self._rows.items()}
         message = self._unanswered = Message(
             token=self._token,
             seq=self._seq,
             member=self._member,
             quota=self.quota,
             ended=dict(self._ended),
-            rows=rows,
-            untold=dict(self._untold),
+            rows=_pairs(self._rows),
+            changes=_pairs(self._changes),
             told=tuple(self._told),
+            refused=tuple(self._refused),
             probed=self._probed,
             want=self._want,
             asks=self._asks,
         )
         self._asks = False
-        self._rows, self._untold, self._told, self._probed, self._is_news = {}, {}, [], None, False
+        self._rows, self._changes, self._told, self._refused = {}, {}, [], []
+        self._probed, self._is_news = None, False
         self.wants_exchange = False
         return message
 
@@ -224,7 +247,7 @@ class LeasedBudget:
         self._granted, self._limits = dict(reply.granted), dict(reply.limits)
         gained = {name: amount - before.get(name, 0.0) for name, amount in self._granted.items()}
         if any(amount > 0 for amount in gained.values()):
-            self._chunk, self._may_probe = gained, reply.is_probe
+            self._chunk, self._may_ask = gained, reply.asks
             self._want = None
         elif self._want is not None and not self._want.is_urgent:
             self._want, self._ahead_at = None, now + _ASKED_AGAIN
@@ -234,17 +257,10 @@ class LeasedBudget:
             if message.want != self._want:
                 self._send()
 
-    def disown(self, need: Need) -> None:
-        """Note a call that runs, and took nothing of what this process holds: its end is not told, but its use is."""
-        for name, amount in need.items():
-            self._reserved[name] = self._reserved.get(name, 0.0) + amount
-            self._disowned[name] = self._disowned.get(name, 0.0) + amount
-
     def forget(self) -> None:
         """Hold nothing any more: this process takes part under a new id, and the former counts as having used it."""
         self._granted, self._ended, self._chunk = {}, {}, {}
-        self._disowned = dict(self._reserved)
-        self._member, self._asks_at, self._may_probe = None, -math.inf, False
+        self._member, self._asks_at, self._may_ask = None, -math.inf, False
 
     def give_back(self, now: float) -> None:
         """Return what is not used, as others want it; half of it while calls are being made here."""
@@ -252,10 +268,10 @@ class LeasedBudget:
             self._return(now, 0.5 if now < self._used_at + _BUSY else 1.0)
 
     def _return(self, now: float, part: float) -> None:
-        if self._may_probe:
-            self._may_probe, self._probed = False, (False, False)
+        if self._may_ask:
+            self._may_ask, self._probed = False, False
         for name in self._granted:
-            returned = math.ceil(self.room(name, now) * part)
+            returned = math.ceil(self.left(name, now) * part)
             if returned > 0:
                 self._ended[name] = self._ended.get(name, 0.0) + returned
                 self._send()
@@ -264,8 +280,6 @@ class LeasedBudget:
         self._is_news = self.wants_exchange = True
         self._needed()
 
-    def _held(self, name: str) -> float:
-        return self._granted.get(name, 0.0) - self._ended.get(name, 0.0)
 
-    def _own(self, name: str) -> float:
-        return self._reserved.get(name, 0.0) - self._disowned.get(name, 0.0)
+def _pairs(rows: dict[str, dict[float, float]]) -> dict[str, tuple[tuple[float, float], ...]]:
+    return {name: tuple(own.items()) for name, own in rows.items()}

@@ -1,11 +1,10 @@
-"""What is left of one quota: its windows, and what was handed out and has not been counted yet. Pure.
+"""What is left of one quota: a window limit for each thing that it counts. Pure.
 
-The same ledger serves one process, where what is handed out are calls, and the state that several processes share,
-where it is what they lease.
+The same ledger serves one process and the state that several processes share. In one process a call takes what it needs
+when it starts. Processes that share a ledger are granted amounts, which are held until they report what they started.
 
-A quota that is learned begins with one call at a time, until an answer came: it may tell of limits, or of none. And
-when a window is over in which too little was left, one call finds out what there is in the next. If it comes too
-early, that is one refusal, and not one for each call that waited.
+A quota that is learned begins with one call: its answer may describe limits, or none. A slow answer does not stop
+everything: another call starts after a second.
 """
 
 from __future__ import annotations
@@ -14,22 +13,28 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from headgate.resources.quota import Quota, QuotaSetting
+from headgate.gate.learned import LearnedLimit, number, rows_of, several
+from headgate.gate.windows import CLOSE, Bucket, FixedWindow, SlidingWindow
+from headgate.resources.quota import LEARN, Quota, QuotaSetting
 from headgate.resources.rate_limits import Limit
-from headgate.resources.windows import LearnedWindow, SlidingWindow
 
 Need = Mapping[str, float]
 """How much of each limit a call takes, by the name of the limit."""
+Window = SlidingWindow | Bucket | FixedWindow | LearnedLimit
 
 REQUESTS: Final = "requests"
 TOKENS: Final = "tokens"
 
-_MOST_WINDOWS: Final = 8
+_MOST_LIMITS: Final = 8
 """Names of limits come from a server, which may invent any number of them."""
+_ANOTHER: Final = 1.0
+"""Seconds after which another call asks what there is, while none has been answered."""
+_TICK: Final = 1e-6
+"""Starts are told apart by their times, so no two of them are the same."""
 
 
 def needed(name: str, cost: float, most: float | None = None) -> float:
-    """How much of one limit a call takes that costs so many tokens, but not more than `most`.
+    """The amount of one limit that a call reserves: one request, or `cost` tokens (at least 1), at most `most`.
 
     Whole amounts: sums of fractions are not exact, and a call that needs all there is would wait for the last bit.
     """
@@ -43,157 +48,182 @@ class Ledger:
     def __init__(self, quota: QuotaSetting) -> None:
         self.quota: QuotaSetting = quota
         self.wants_exchange: bool = False
-        """Nothing is ever to be sent: all of it is here."""
-        self.fixed: dict[str, SlidingWindow] = {}
-        self.learned: dict[str, LearnedWindow] = {}
-        self.reserved: dict[str, float] = {}
+        """Always False: there is nobody to tell."""
+        self.windows: dict[str, Window] = {}
         self.probing: bool = False
-        """Does a call find out what there is?"""
+        """Is a call under way whose answer will say what there is?"""
         self.heard: bool = False
-        """Has an answer come, since which it is known whether answers tell of limits?"""
+        """Has an answer come, so that it is known whether answers describe limits?"""
+        self._asked_at = -math.inf
+        self._started_at = -math.inf
         if isinstance(quota, Quota):
-            limits = {REQUESTS: quota.requests, TOKENS: quota.tokens}
-            self.fixed = {name: SlidingWindow(limit, quota.per) for name, limit in limits.items() if limit is not None}
+            self.windows.update(quota.windows())
         else:
-            self.learned = {REQUESTS: LearnedWindow()}
+            self.windows[REQUESTS] = LearnedLimit()
 
     # -- taking -------------------------------------------------------------------------------------------------------
 
     def need(self, cost: float) -> dict[str, float]:
-        """What a call takes that costs so many tokens. One whose cost is not known takes a token."""
-        need = {name: needed(name, cost) for name in self.fixed}
-        for name, window in self.learned.items():
-            need[name] = needed(name, cost, window.limit)
-        return need
+        """The amounts one call reserves: one request and `cost` tokens (at least 1)."""
+        return {
+            name: needed(name, cost, window.limit if isinstance(window, LearnedLimit) else None)
+            for name, window in self.windows.items()
+        }
 
     def can_ever_allow(self, cost: float) -> bool:
         """Whether a call that costs so many tokens fits into a whole window."""
-        window = self.fixed.get(TOKENS)
-        return window is None or cost <= window.limit
+        window = self.windows.get(TOKENS)
+        if isinstance(window, Bucket):
+            return cost <= window.burst
+        return window is None or isinstance(window, LearnedLimit) or cost <= window.limit
 
-    def needs_probe(self, now: float) -> bool:
-        """Whether one call has to find out what there is before others may begin."""
-        if not self.learned:
-            return False
-        return not self.heard or any(window.is_over(now) for window in self.learned.values())
+    def needs_probe(self) -> bool:
+        """Whether nothing is known before a call has asked."""
+        return self.quota == LEARN and not self.heard
 
-    def allows(self, need: Need, now: float) -> bool:
-        """Whether so much may be taken now."""
-        if self.needs_probe(now):
-            return not self.probing
-        return all(self.room(name, now) >= amount for name, amount in need.items())
+    def allows(self, need: Need, now: float, *, paced: bool = True) -> bool:
+        """Whether so much may be taken now. Not `paced`: by a call that cannot wait for its turn."""
+        if self.needs_probe():
+            return not self.probing or now >= self._asked_at + _ANOTHER
+        return all(self.room(name, now, paced=paced) >= amount - CLOSE for name, amount in need.items())
 
-    def room(self, name: str, now: float) -> float:
+    def room(self, name: str, now: float, *, paced: bool = True) -> float:
         """How much of one limit may be taken now; infinite if it is not known, or not limited."""
-        window: SlidingWindow | LearnedWindow | None = self.fixed.get(name) or self.learned.get(name)
-        return math.inf if window is None else window.room(self.reserved.get(name, 0.0), now)
+        window = self.windows.get(name)
+        return math.inf if window is None else window.room(now, paced=paced)
 
-    def lack(self, need: Need, now: float, *, waits: bool = True) -> None:
-        """Note that there is less than so much. Does a call wait for it?"""
-        if self.needs_probe(now):
-            return
-        for name, window in self.learned.items():
-            if self.room(name, now) < need.get(name, 0.0):
-                window.lack(now)
+    def left(self, name: str, now: float) -> float:
+        """How much of one limit is left, whatever the pace; infinite if it is not known, or not limited."""
+        window = self.windows.get(name)
+        return math.inf if window is None else window.left(now)
+
+    def lack(self, need: Need, now: float, *, waits: bool) -> None:
+        """Do nothing: there is nobody to ask for more."""
 
     def opens_at(self, need: Need, now: float) -> float:
         """When so much may be taken, as far as can be told; `now` if it may be taken now."""
-        if self.needs_probe(now):
-            return now if not self.probing else math.inf
-        windows: dict[str, SlidingWindow | LearnedWindow] = {**self.fixed, **self.learned}
-        times = (
-            window.room_at(need.get(name, 0.0), self.reserved.get(name, 0.0), now) for name, window in windows.items()
-        )
-        return max(times, default=now)
+        if self.needs_probe():
+            return max(now, self._asked_at + _ANOTHER) if self.probing else now
+        return max((self.windows[name].opens_at(amount, now) for name, amount in need.items()), default=now)
 
-    def reserve(self, need: Need, now: float) -> bool:
-        """Hand out so much. True: to a call that has to find out what there is."""
-        is_probe = self.needs_probe(now) and not self.probing
-        self.probing = self.probing or is_probe
+    def hold(self, need: Need, now: float) -> bool:
+        """Set so much aside. True: for a call that asks what there is."""
+        asks = self.needs_probe()
+        if asks:
+            self.probing, self._asked_at = True, now
         for name, amount in need.items():
-            self.reserved[name] = self.reserved.get(name, 0.0) + amount
-        return is_probe
+            if name in self.windows:
+                self.windows[name].hold(amount, now)
+        return asks
 
-    def release(self, need: Need, *, used: bool = True) -> None:
-        """Take back what was handed out. What was used is counted apart."""
+    def start(self, need: Need, now: float) -> tuple[float, bool]:
+        """Take so much for a call that starts now. Returns the start that stands for it, and whether it asks."""
+        asks = self.hold(need, now)
+        start = self._started_at = max(now, self._started_at + _TICK)
         for name, amount in need.items():
-            self.reserved[name] = max(0.0, self.reserved.get(name, 0.0) - amount)
+            self.windows[name].held -= amount
+            self.windows[name].count(amount, start, now)
+        return start, asks
 
-    # -- counting -----------------------------------------------------------------------------------------------------
+    def cancel(self, need: Need, start: float, now: float) -> None:
+        """Take back what a call took that was never begun."""
+        self.amend({name: -amount for name, amount in need.items()}, start, now)
 
-    def count(self, name: str, amount: float, until: float) -> None:
-        """Count what was used of a limit that we were told, until it leaves the window."""
-        window = self.fixed.get(name)
-        if window is not None:
-            window.count(amount, until)
+    def amend(self, change: Need, start: float, now: float) -> None:
+        """Correct what a call took: it used more or less than it had reserved."""
+        for name, amount in change.items():
+            window = self.windows.get(name)
+            if window is not None and amount:
+                window.amend(amount, start, now)
 
-    def count_untold(self, used: Need) -> None:
-        """Count what calls used whose answers told nothing."""
-        for name, window in self.learned.items():
-            window.count(used.get(name, 0.0))
+    def retime(self, since: float, now: float) -> None:
+        """Note that the event loop stood still since then: what started in the meantime begins now."""
+        for window in self.windows.values():
+            if isinstance(window, SlidingWindow):  # others are not counted by when a call starts
+                window.retime(since, now)
 
-    def observe(self, limits: Iterable[Limit], now: float, began: float) -> None:
-        """Learn what an answer told that arrived at `now`, to a call that began at `began`."""
-        if not self.learned:
+    # -- learning -----------------------------------------------------------------------------------------------------
+
+    def observe(self, limits: Iterable[Limit], start: float, now: float) -> None:
+        """Learn what an answer said that arrived at `now`, to a call that started at `start`."""
+        if self.quota != LEARN:
             return
         self.heard = True
         for told in limits:
-            window = self.learned.get(told.name)
-            if window is None and len(self.learned) < _MOST_WINDOWS:
-                window = self.learned[told.name] = LearnedWindow()
-            if window is not None:
-                window.observe(told, now, began)
+            window = self.windows.get(told.name)
+            if window is None and len(self.windows) < _MOST_LIMITS:
+                window = self.windows[told.name] = LearnedLimit(counts_tokens=told.name.endswith(TOKENS))
+            if isinstance(window, LearnedLimit):
+                window.observe(told.limit, told.remaining, told.reset_after, start=start, now=now)
 
-    def probed(self, now: float, *, answered: bool, told: bool) -> None:
-        """Note that the call has ended that had to find out what there is; `told`: its answer said something."""
+    def refused(self, told: Mapping[str, float | None], after: float | None, start: float, now: float) -> None:
+        """Learn that a call was refused because of these limits, and what it was told remains of each.
+
+        `after` is the number of seconds it was asked to wait.
+        """
+        for name, remaining in told.items():
+            window = self.windows.get(name)
+            if isinstance(window, LearnedLimit):
+                window.refused(after, remaining, start=start, now=now)
+
+    def probed(self, *, answered: bool) -> None:
+        """Note that a call has ended that asked what there is."""
         self.probing = False
-        if answered and not told:
-            self.heard = True
-            for window in self.learned.values():
-                if window.is_over(now):
-                    window.forget()
+        self.heard = self.heard or answered
 
     # -- as a state that processes share ------------------------------------------------------------------------------
 
     def body(self) -> dict[str, Any]:
-        """What is counted and learned, as JSON can hold it. What is reserved is not part of it."""
-        return {
-            "fixed": {name: window.rows() for name, window in self.fixed.items()},
-            "learned": {name: window.row() for name, window in self.learned.items()},
-            "heard": self.heard,
-            "probing": self.probing,
-        }
+        """What is counted and learned, as JSON can hold it. What is held is not part of it."""
+        windows = {name: _body(window) for name, window in self.windows.items()}
+        return {"windows": windows, "heard": self.heard, "probing": self.probing, "asked_at": _finite(self._asked_at)}
 
     def load(self, body: Mapping[str, Any]) -> None:
-        """Go on from what `body` wrote, for the same quota. Raises ValueError for anything else."""
-        for name, rows in _mapping(body.get("fixed")).items():
-            if name in self.fixed:
-                known = self.fixed[name]
-                pairs = [(_number(until), _number(amount)) for until, amount in map(_pair, rows)]
-                self.fixed[name] = SlidingWindow(known.limit, known.per, pairs)
-        if self.learned:
-            for name, row in list(_mapping(body.get("learned")).items())[:_MOST_WINDOWS]:
-                if not isinstance(row, list) or len(row) != 5 or type(row[4]) is not bool:
-                    raise ValueError("a learned limit has the wrong form")
-                limit, remaining, first, last = (None if one is None else _number(one) for one in row[:4])
-                self.learned[name] = LearnedWindow((limit, remaining, first, last, row[4]))
+        """Continue from what `body` wrote for the same quota. Raises ValueError for anything else."""
+        windows = body.get("windows")
+        if not isinstance(windows, dict):
+            raise ValueError("a mapping is missing")
+        for name, state in list(windows.items())[:_MOST_LIMITS]:
+            if not isinstance(state, dict):
+                raise ValueError("a mapping is missing")
+            if self.quota == LEARN and name not in self.windows:
+                self.windows[name] = LearnedLimit(counts_tokens=name.endswith(TOKENS))
+            if name in self.windows:
+                _load(self.windows[name], state)
         self.heard = body.get("heard") is True
         self.probing = body.get("probing") is True
+        asked_at = body.get("asked_at")
+        self._asked_at = -math.inf if asked_at is None else number(asked_at)
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        raise ValueError("a mapping is missing")
-    return value
+def _body(window: Window) -> dict[str, Any]:
+    if isinstance(window, LearnedLimit):
+        return window.body()
+    if isinstance(window, FixedWindow):
+        return {"fixed": [_finite(one) for one in window.state]}
+    level, at = window.pace
+    rows = {"rows": window.rows()} if isinstance(window, SlidingWindow) else {}
+    return {**rows, "pace": [level, _finite(at)]}
 
 
-def _pair(value: Any) -> tuple[Any, Any]:
-    if not isinstance(value, list) or len(value) != 2:
-        raise ValueError("a row has the wrong length")
-    return value[0], value[1]
+def _load(window: Window, state: Mapping[str, Any]) -> None:
+    if isinstance(window, LearnedLimit):
+        window.load(state)
+        return
+    if isinstance(window, FixedWindow):
+        left, begin, level, at = several(state.get("fixed"), 4)
+        window.load(number(left), _moment(begin), number(level), _moment(at))
+        return
+    level, at = several(state.get("pace"), 2)
+    if isinstance(window, SlidingWindow):
+        window.load(rows_of(state.get("rows")), number(level), _moment(at))
+    else:
+        window.load(number(level), _moment(at))
 
 
-def _number(value: Any) -> float:
-    if type(value) not in (int, float) or not math.isfinite(value) or value < 0:
-        raise ValueError("an amount is not a number")
-    return float(value)
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _moment(value: Any) -> float:
+    return -math.inf if value is None else number(value)

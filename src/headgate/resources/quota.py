@@ -2,30 +2,48 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
+from typing import Final, Literal, TypeAlias, get_args
 
-from headgate.core.checks import checked_seconds
+from headgate.core.checks import checked_seconds, is_finite
 from headgate.errors import InvalidArgument, InvalidType
+from headgate.gate.windows import Bucket, FixedWindow, SlidingWindow
 
 LEARN: Final = "learn"
 
-_LEAST_DELAY: Final = 0.5
-_DELAY_PART: Final = 0.05
+QuotaWindow: TypeAlias = Literal["sliding", "bucket", "fixed"]
+"""How a provider counts."""
+
+_KINDS: Final[Mapping[str, type[SlidingWindow | Bucket | FixedWindow]]] = {
+    "sliding": SlidingWindow,
+    "bucket": Bucket,
+    "fixed": FixedWindow,
+}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Quota:
-    """At most `requests` calls and `tokens` tokens within any `per` seconds.
+    """At most `requests` calls and `tokens` tokens within `per` seconds, counted from the start of each call.
 
-    A call counts from its start until `per` seconds after it has reached the service. When that was is not known, only
-    that it was before the call ended, and not later than `delay` seconds after it began: by default 5 % of `per`, and
-    at least half a second. Tokens count until `per` seconds after the end of their call.
+    window:
+        "sliding": at most that much in any `per` seconds. Up to `burst` starts at once, the rest is spaced evenly.
+        "bucket": `burst` at once, refilled at requests / per.
+        "fixed": that much in each period of `per` seconds; what remains is spread over the rest of the period.
+    burst:
+        The part of the limits that may start at once: a number of requests; tokens in proportion. By default a tenth
+        of a window (at least one request), and all of a bucket.
+    delay:
+        Seconds that are added to every count, for calls that may reach the provider that much later than they start.
+        Safer and slower.
     """
 
     requests: int | None = None
     per: float = 60.0
     tokens: int | None = None
+    _: KW_ONLY
+    window: QuotaWindow = "sliding"
+    burst: float | None = None
     delay: float | None = None
 
     def __post_init__(self) -> None:
@@ -40,14 +58,39 @@ class Quota:
         object.__setattr__(self, "per", checked_seconds("per of a Quota must be a number of seconds > 0", self.per))
         if self.per <= 0:
             raise InvalidArgument(f"per of a Quota must be a number of seconds > 0, got {self.per!r}")
+        if self.window not in get_args(QuotaWindow):
+            raise InvalidArgument(
+                f'window of a Quota must be "sliding", "bucket" or "fixed", got {self.window!r}',
+                remedy='Leave it out if you do not know how the provider counts: "sliding" is right for all of them.',
+            )
+        self._check_burst()
         if self.delay is not None:
             delay = checked_seconds("delay of a Quota must be a number of seconds >= 0", self.delay)
             object.__setattr__(self, "delay", delay)
 
-    @property
-    def arrives_within(self) -> float:
-        """Seconds after its start within which a call reaches the service."""
-        return max(_LEAST_DELAY, _DELAY_PART * self.per) if self.delay is None else self.delay
+    def _check_burst(self) -> None:
+        burst, most = self.burst, self.requests if self.requests is not None else self.tokens
+        if burst is None or most is None:
+            return
+        if type(burst) is bool or not is_finite(burst) or burst < 1:
+            raise InvalidArgument(f"burst of a Quota must be a number >= 1 or None, got {burst!r}")
+        if burst > most and self.window != "bucket":
+            raise InvalidArgument(
+                f"burst of a Quota must be at most its limit of {most}, got {burst!r}",
+                remedy='Only a bucket can hold more than it refills in `per` seconds: window="bucket".',
+            )
+        object.__setattr__(self, "burst", float(burst))
+
+    def windows(self) -> dict[str, SlidingWindow | Bucket | FixedWindow]:
+        """Make the window limits that this quota stands for, with nothing used."""
+        limits = {"requests": self.requests, "tokens": self.tokens}
+        made: dict[str, SlidingWindow | Bucket | FixedWindow] = {}
+        for name, limit in limits.items():
+            if limit is not None:
+                main = self.requests if self.requests is not None else limit
+                burst = None if self.burst is None else max(1.0, limit * self.burst / main)
+                made[name] = _KINDS[self.window](limit, self.per, burst, self.delay or 0.0)
+        return made
 
 
 QuotaSetting: TypeAlias = Quota | Literal["learn"]

@@ -16,11 +16,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from headgate.core.shared_state import Outcome, Seen
+from headgate.gate.learned import LearnedLimit
 from headgate.resources.ledger import TOKENS, Ledger
 from headgate.resources.quota import LEARN, Quota, QuotaSetting
 from headgate.resources.rate_limits import Limit
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 _UNLIMITED_CHUNK: Final = 256.0
 """How much is granted at a time of something that is not limited, or not known to be."""
 
@@ -33,8 +34,19 @@ class Told(NamedTuple):
     remaining: float | None
     resets_at: float | None
     at: float
-    began: float
-    """When the call began that was answered."""
+    start: float
+    """When the call started that was answered."""
+
+
+class Refused(NamedTuple):
+    """A call that was refused, by the store's clock."""
+
+    told: Mapping[str, float | None]
+    """The limits that refused it, and what the answer said remains of each."""
+    after: float | None
+    """Seconds that it was asked to wait."""
+    start: float
+    at: float
 
 
 class Want(NamedTuple):
@@ -59,12 +71,13 @@ class Message(NamedTuple):
     ended: Mapping[str, float] = {}
     """How much of what it was granted is used or given back, since it takes part."""
     rows: Mapping[str, Iterable[tuple[float, float]]] = {}
-    """What was used since the last message: until when it counts, and how much."""
-    untold: Mapping[str, float] = {}
-    """What calls used since the last message whose answers told nothing."""
+    """What calls took that started since the last message: when, and how much."""
+    changes: Mapping[str, Iterable[tuple[float, float]]] = {}
+    """How much more or less calls used than they had taken, by their starts."""
     told: Iterable[Told] = ()
-    probed: tuple[bool, bool] | None = None
-    """The call has ended that had to find out what there is: was it answered, and did the answer say something?"""
+    refused: Iterable[Refused] = ()
+    probed: bool | None = None
+    """Set when the call has ended that asked what there is: was it answered?"""
     want: Want | None = None
     asks: bool = False
     """Is this want new, or asked for again? Then others are asked to give back what they do not use."""
@@ -86,8 +99,8 @@ class Reply(NamedTuple):
     """Do others wait for some of it?"""
     quota: QuotaSetting
     """The quota that counts."""
-    is_probe: bool = False
-    """Has its next call to find out what there is?"""
+    asks: bool = False
+    """Will the answer to its next call be the first to say what there is?"""
     trouble: str | None = None
     is_usable: bool = True
 
@@ -116,18 +129,21 @@ class _State:
         self.ledger = Ledger(quota)
         self.parts: dict[str, _Part] = {}
         self.probe: str | None = None
-        """Whose call finds out what there is."""
+        """Whose call asks what there is."""
 
     def text(self) -> str:
         quota = self.ledger.quota
         body = {
             "v": FORMAT,
-            "quota": [quota.requests, quota.per, quota.tokens, quota.delay] if isinstance(quota, Quota) else quota,
+            "quota": [getattr(quota, name) for name in _FIELDS] if isinstance(quota, Quota) else quota,
             "ledger": self.ledger.body(),
             "parts": {who: part.row() for who, part in self.parts.items()},
             "probe": self.probe,
         }
         return json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+_FIELDS: Final = ("requests", "per", "tokens", "window", "burst", "delay")
 
 
 class _TooNew(ValueError):
@@ -163,17 +179,19 @@ class _Step:
         self._grant()
         after = state.text()
         mine = state.parts.get(me, _Part())
-        limits: dict[str, float | None] = {name: window.limit for name, window in ledger.fixed.items()}
-        limits |= {name: window.limit for name, window in ledger.learned.items() if window.remaining is not None}
+        limits: dict[str, float | None] = {
+            name: window.limit
+            for name, window in ledger.windows.items()
+            if not isinstance(window, LearnedLimit) or window.is_known
+        }
         opens_at = None
         if mine.want is not None:
-            ledger.lack(mine.want, self._seen.now)
-            soonest = ledger.opens_at(mine.want, self._seen.now)
+            known = {name: amount for name, amount in mine.want.items() if name in ledger.windows}
+            soonest = ledger.opens_at(known, self._seen.now)
             opens_at = soonest if self._seen.now < soonest < math.inf else None  # it is another's turn, who wakes this
-            after = state.text()
         wanted = any(part.want is not None for who, part in state.parts.items() if who != me)
-        is_probe = state.probe == me
-        told = (dict(mine.granted), limits, opens_at, wanted, ledger.quota, is_probe, trouble)
+        asks = state.probe == me
+        told = (dict(mine.granted), limits, opens_at, wanted, ledger.quota, asks, trouble)
         reply = Reply(self._seen.now, self._seen.member, *told)
         return Outcome(None if after == text else after, reply, {_member(who) for who in self._wakes})
 
@@ -183,15 +201,13 @@ class _Step:
             leaves = who == self._me and self._message.leaves
             if not leaves and (_member(who) == self._seen.member or not self._seen.is_gone(_member(who))):
                 continue
-            held, quota = state.parts.pop(who).held(), state.ledger.quota
-            if isinstance(quota, Quota):
-                for name, amount in held.items():
-                    state.ledger.count(name, amount, self._seen.now + quota.arrives_within + quota.per)
-            else:
-                state.ledger.count_untold(held)
+            for name, amount in state.parts.pop(who).held().items():
+                window = state.ledger.windows.get(name)
+                if window is not None:
+                    window.count(amount, self._seen.now, self._seen.now)
             if state.probe == who:
                 state.probe = None
-                state.ledger.probed(self._seen.now, answered=False, told=False)
+                state.ledger.probed(answered=False)
 
     def _apply(self) -> None:
         message, state = self._message, self._state
@@ -205,11 +221,12 @@ class _Step:
         part.seq = message.seq
         self._count()
         if message.member == self._seen.member:
+            before = part.held()
             part.ended = {name: max(amount, part.ended.get(name, 0.0)) for name, amount in message.ended.items()}
+            self._give_back(before, part.held())
         if message.probed is not None and state.probe == self._me:
             state.probe = None
-            answered, told = message.probed
-            state.ledger.probed(self._seen.now, answered=answered, told=told)
+            state.ledger.probed(answered=message.probed)
         had, want = part.want, message.want
         part.want = dict(want.need) if want is not None and want.is_urgent else None
         if part.want is not None and had is None:
@@ -218,22 +235,34 @@ class _Step:
             self._wakes.update(who for who, one in state.parts.items() if who != self._me and one.held())
 
     def _count(self) -> None:
-        message, ledger = self._message, self._state.ledger
+        message, ledger, now = self._message, self._state.ledger, self._seen.now
         for name, rows in message.rows.items():
-            for until, amount in rows:
-                ledger.count(name, amount, until)
+            window = ledger.windows.get(name)
+            if window is not None:
+                for start, amount in rows:
+                    window.count(amount, start, now)
+        for name, changes in message.changes.items():
+            for start, change in changes:
+                ledger.amend({name: change}, start, now)
         for told in message.told:
             left = None if told.resets_at is None else told.resets_at - told.at
-            ledger.observe([Limit(told.name, told.limit, told.remaining, left)], told.at, told.began)
-        ledger.count_untold(message.untold)
+            ledger.observe([Limit(told.name, told.limit, told.remaining, left)], told.start, told.at)
+        for one in message.refused:
+            ledger.refused(one.told, one.after, one.start, one.at)
+
+    def _give_back(self, before: Mapping[str, float], after: Mapping[str, float]) -> None:
+        """Return to the windows what a process held and has not used."""
+        for name, held in before.items():
+            started = sum(amount for _, amount in self._message.rows.get(name, ()))
+            unused = held - after.get(name, 0.0) - started
+            if unused > 0 and name in self._state.ledger.windows:
+                self._state.ledger.windows[name].give_back(unused, self._seen.now)
 
     def _reserve_held(self) -> None:
         """Let the ledger know what all processes hold."""
-        reserved: dict[str, float] = {}
-        for part in self._state.parts.values():
-            for name, amount in part.held().items():
-                reserved[name] = reserved.get(name, 0.0) + amount
-        self._state.ledger.reserved = reserved
+        parts = self._state.parts.values()
+        for name, window in self._state.ledger.windows.items():
+            window.held = sum(part.held().get(name, 0.0) for part in parts)
         self._state.ledger.probing = self._state.probe is not None
 
     def _grant(self) -> None:
@@ -271,14 +300,14 @@ class _Step:
         if not self._allows(need):
             return False
         need = {**ledger.need(0.0), **need}
-        if ledger.needs_probe(now):
+        if ledger.needs_probe():
             amounts = dict(need)
         else:
             claimants = sum(one.want is not None or bool(one.held()) for one in self._state.parts.values())
             amounts = {
                 name: max(amount, _share(ledger.room(name, now), max(1, claimants))) for name, amount in need.items()
             }
-        if ledger.reserve(amounts, now):
+        if ledger.hold(amounts, now):
             self._state.probe = who
         for name, amount in amounts.items():
             part.granted[name] = part.granted.get(name, 0.0) + amount
@@ -323,10 +352,9 @@ def _read(text: str | None, seen: Seen, message: Message) -> _State:
 def _quota(value: Any) -> QuotaSetting:
     if value == LEARN:
         return LEARN
-    if not isinstance(value, list) or len(value) != 4:
+    if not isinstance(value, list) or len(value) != len(_FIELDS):
         raise ValueError("its quota has the wrong form")
-    requests, per, tokens, delay = value
-    return Quota(requests=requests, per=per, tokens=tokens, delay=delay)
+    return Quota(**dict(zip(_FIELDS, value, strict=True)))
 
 
 def _part(row: Any) -> _Part:

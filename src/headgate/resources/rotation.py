@@ -148,6 +148,20 @@ class Rotation:
                 return self.take(member, now, cost)
             skip = {*skip, member.resource.resource_id}
 
+    def acquire_unpaced(self, now: float, requirement: Requirement, avoid: Collection[str], cost: float) -> Use | None:
+        """Take a resource for a call that cannot wait: its quota has enough left, and only the pace says to wait.
+
+        Not while other calls wait: the pace is theirs.
+        """
+        if self.wait_queue:
+            return None
+        for member in self.matching_members(requirement):
+            account = member.sharing.account
+            usable = account is not None and member.lacks_only_quota and member.resource.resource_id not in avoid
+            if usable and account is not None and account.spares(cost, now):
+                return self.take(member, now, cost)
+        return None
+
     def take(self, member: Member, now: float, cost: float = 0.0) -> Use:
         """Begin a use of this member, whoever chose it."""
         resource = member.resource
@@ -223,8 +237,11 @@ class Rotation:
         """Whether a member opens that `advance` has not seen."""
         return bool(self.cooling) and self.cooling[0][0] <= now
 
-    def advance(self, now: float) -> Effects:
-        """End the cooldowns that are over, open what has some of its quota again, and serve those who waited."""
+    def advance(self, now: float, stood_still_since: float | None = None) -> Effects:
+        """End the cooldowns that are over, open what has some of its quota again, and serve those who waited.
+
+        Calls that started while the event loop stood still reach their service only now, and count from now on.
+        """
         effects: Effects = []
         rested: list[Resource[Any]] = []
         accounts: set[Account | None] = set()
@@ -234,6 +251,9 @@ class Rotation:
                 rested.append(resource)
                 effects += self._reopen(resource, on_trial=True)
             accounts.add(member.sharing.account)
+        for account in accounts:
+            if account is not None and stood_still_since is not None:
+                account.retime(stood_still_since, now)
         effects += self._serve(rested, now, accounts) or ()
         return effects
 

@@ -61,7 +61,7 @@ def _quota(member: Member, now: float) -> dict[str, QuotaSnapshot]:
     account = member.sharing.account
     if account is None:
         return {}
-    rooms = {name: account.budget.room(name, now) for name in account.budget.need(0.0)}
+    rooms = {name: account.budget.left(name, now) for name in account.budget.need(0.0)}
     left = {name: None if math.isinf(room) else max(0.0, room) for name, room in rooms.items()}
     waits = account.opens_at - now if account.is_closed and math.isfinite(account.opens_at) else 0.0
     return {"quota": {"left": left, "seconds_until_open": max(0.0, waits)}}

@@ -1,0 +1,451 @@
+"""Limits that a provider's answers describe. Pure."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections.abc import Mapping
+from typing import Any, Final, Literal, NamedTuple
+
+from headgate.gate.windows import CLOSE, SOON, Pace, Row, default_burst
+
+Kind = Literal["bucket", "window"]
+
+_PERIODS: Final = (60.0, 1.0, 3600.0, 86400.0)
+"""What providers count by. A rate that answers leave open is taken to be one of these, if it can be."""
+_TRANSIT: Final = 0.05
+"""Seconds by which calls may differ on their way to the provider. Grows with refusals."""
+_MOST_CAUTION: Final = 40.0
+_PLENTY: Final = 4.0
+"""Caution above which refusals are not explained by calls that overtake each other on their way."""
+_TRUST_KEPT: Final = 0.95
+_TRUST_GAINED: Final = 0.0003
+_LEAST_TRUST: Final = 0.1
+_ORDER: Final = 0.25
+"""Seconds within which calls may be counted in another order than they started in."""
+_SAME_END: Final = 1.0
+"""Seconds: ends of windows that are closer than this are the same."""
+_UNTOLD: Final = 1.0
+"""Seconds after which one call asks again, when answers do not say when an amount comes back."""
+_MOST_VOTES: Final = 3
+_MOST_ROWS: Final = 1024
+_ROUNDED_TO: Final = 1000.0
+"""Some providers round what remains of tokens to thousands."""
+
+
+class _Answer(NamedTuple):
+    """An answer to compare later ones with."""
+
+    start: float
+    arrived: float
+    used: float
+    reset: float
+
+
+class LearnedLimit:
+    """The limit that answers describe: a bucket that refills all the time, or a window that ends and begins again.
+
+    The same headers mean different things. A bucket's reset is the time until it is *full*: each call moves "full at"
+    by amount / rate. A window's reset is the time until it *ends*, which no call moves. So two answers, one after the
+    other, tell the kinds apart; `_votes` counts what answers agree on.
+
+    `_level` is our own estimate: it falls with each start and, in a bucket, rises with time. An answer says what was
+    left when *its* call was counted: calls that started later are not in it, calls that started earlier are, and of
+    those that started at about the same time nobody knows. So an answer gives a lowest and a highest level, and the
+    estimate is moved only if it is outside. Old answers say nothing new. That makes it right in any order of answers,
+    with any number of calls in flight, and when others use the same key.
+
+    What is not known is taken from the safe side, and a refusal makes us more careful (`_caution`): in a bucket the
+    price is a constant part that stays unused, never a lower rate.
+    """
+
+    __slots__ = (
+        "_anchor",
+        "_answers",
+        "_as_of",
+        "_at",
+        "_caution",
+        "_counts_tokens",
+        "_end",
+        "_level",
+        "_newest",
+        "_overstated",
+        "_pace",
+        "_rate_range",
+        "_rows",
+        "_span",
+        "_trust",
+        "_votes",
+        "held",
+        "limit",
+    )
+
+    def __init__(self, *, counts_tokens: bool = False) -> None:
+        self.limit: float | None = None
+        """How much a full bucket or a whole window holds, or None if no answer has said so."""
+        self.held: float = 0.0
+        self._counts_tokens = counts_tokens
+        self._level: float | None = None  # without what is held
+        self._as_of = -math.inf  # the time of `_level`
+        self._newest = -math.inf  # start of the newest call that was answered
+        self._end = math.inf  # when the window ends, or all of it is there again
+        self._span = 0.0  # the longest time until then that was told
+        self._votes = 0  # > 0: a bucket; < 0: a window
+        self._anchor: _Answer | None = None
+        self._rate_range = (0.0, math.inf)
+        self._caution = 1.0
+        self._trust = 1.0  # the part of the rate that answers describe which refusals have left
+        self._overstated = 0.0  # by how much `remaining` is more than there is, as refusals show
+        self._answers = 0
+        self._rows: list[Row] = []  # calls that started since `_newest`, or shortly before: start and amount
+        self._at = -math.inf  # the last start
+        self._pace = Pace(1.0)
+
+    @property
+    def kind(self) -> Kind | None:
+        """What the answers describe, or None if they leave it open."""
+        if self._votes > 0:
+            return "bucket" if self.rate is not None else None
+        return "window" if self._votes else None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether an answer has said what is left."""
+        return self._level is not None
+
+    @property
+    def rate(self) -> float | None:
+        """How fast a bucket refills, or None if that is not known."""
+        low, high = self._rate_range
+        if self.limit is None or math.isinf(high):
+            return None
+        for per in _PERIODS:
+            if low <= self.limit / per <= high:
+                return self._trust * self.limit / per
+        return self._trust * (low + (high - low) / 4 if low > 0 else high / 2)
+
+    # -- taking --------------------------------------------------------------------------------------------------------
+
+    def left(self, now: float) -> float:
+        """How much is left; infinite if that is not known."""
+        self._advance(now)
+        return math.inf if self._level is None else self._level - self.held
+
+    def room(self, now: float, *, paced: bool = True) -> float:
+        """How much may be taken now."""
+        left = self.left(now)
+        if math.isinf(left):
+            return left
+        if self.limit is not None and left >= self.limit - self._overstated - CLOSE:
+            left = self.limit  # nothing is used: if a call fits at all, it fits now
+        if self.kind == "bucket":
+            return left if left == self.limit else left - self._slack()
+        if self.kind == "window":
+            self._pace.refill(self._even_rate(left, now), now)
+            return min(left, self._pace.room()) if paced else left
+        if now >= self._at + _UNTOLD and math.isinf(self._end):
+            return math.inf  # nobody said when there is more: one call asks
+        if paced and not self._counts_tokens and now < self._at + _UNTOLD:  # one more in flight with each answer
+            left = min(left, self._answers - self._since(self._newest) - self.held)
+        return left
+
+    def opens_at(self, amount: float, now: float) -> float:
+        """When `amount` may be taken if nothing else is."""
+        if self.room(now) >= amount - CLOSE:
+            return now
+        left = self.left(now)
+        if self.kind == "bucket" and self.rate:
+            enough = amount + self._slack()
+            enough = enough if self.limit is None else min(enough, self.limit)
+            return now + max(SOON, (enough - left) / self.rate)
+        if self.kind == "window" and left >= amount - CLOSE:
+            pace = self._even_rate(left, now)
+            return min(self._ends_at(), now + max(SOON, self._pace.lacks(amount) / pace))
+        asks_at = max(now + SOON, self._at + _UNTOLD)
+        if left >= amount - CLOSE or math.isinf(self._end):  # answers under way will tell; if not, one call asks again
+            return max(now + SOON, min(self._ends_at(), asks_at))
+        return max(now + SOON, self._ends_at())
+
+    def hold(self, amount: float, now: float) -> None:
+        """Set an amount aside."""
+        self._advance(now)
+        self.held += amount
+        self._pace.take(amount)
+
+    def give_back(self, amount: float, now: float) -> None:
+        """Return an amount that was held and is not used."""
+        self.held = max(0.0, self.held - amount)
+        self._pace.add(amount)
+
+    def count(self, amount: float, start: float, now: float) -> None:
+        """Count an amount that is used by a call that started at `start`."""
+        self._at = max(self._at, start)
+        if self._level is not None:
+            self._level -= amount
+        insort(self._rows, [start, amount])
+        if len(self._rows) > _MOST_ROWS:
+            self._merge()
+
+    def amend(self, change: float, start: float, now: float) -> None:
+        """Correct what was counted for a call that started at `start`, unless an answer has told since."""
+        place = bisect_left(self._rows, [start])
+        if place < len(self._rows) and self._rows[place][0] == start:
+            self._rows[place][1] += change
+            if self._level is not None:
+                self._level -= change
+                if self.limit is not None:
+                    self._level = min(self._level, self.limit)
+            self._pace.add(-change)
+
+    # -- learning ------------------------------------------------------------------------------------------------------
+
+    def observe(
+        self, limit: float | None, remaining: float | None, reset: float | None, *, start: float, now: float
+    ) -> None:
+        """Learn from an answer that arrived at `now` to a call that started at `start`."""
+        if limit is not None and limit >= 1 and limit != self.limit:  # nobody is allowed less than one call
+            self._learn_limit(limit)
+        if remaining is None:
+            return
+        self._answers += 1
+        self._caution = max(1.0, self._caution * 0.98)
+        self._trust = min(1.0, self._trust + _TRUST_GAINED)
+        self._advance(now)
+        was = self.kind
+        if reset is not None and reset > 0 and self.limit is not None:
+            self._compare(_Answer(start, now, self.limit - remaining, reset))
+            self._learn_rate(self.limit - remaining, reset, remaining)
+        remaining = max(0.0, remaining - self._overstated)
+        if self._level is None or was != self.kind:
+            self._begin(remaining, reset, start, now)
+        elif self.kind == "bucket":
+            self._bound(remaining + (self.rate or 0.0) * max(0.0, now - start), start)
+        else:
+            self._observe_window(remaining, reset, start, now)
+        self._newest = max(self._newest, start)
+        del self._rows[: bisect_left(self._rows, [self._newest - 2 * _ORDER])]
+
+    def refused(self, after: float | None, remaining: float | None, *, start: float, now: float) -> None:
+        """Learn from a refusal: its call was not counted. `after`: the seconds it was asked to wait, if any.
+
+        `remaining` is what the headers of the refusal said. If that was enough for the call, headers promise too much.
+        """
+        if self._caution > _PLENTY:  # refused again and again: the limit itself is lower than what was told
+            self._trust = max(_LEAST_TRUST, self._trust * _TRUST_KEPT)
+        self._caution = min(_MOST_CAUTION, self._caution * 2)
+        self._answers = 1
+        place = bisect_left(self._rows, [start])
+        amount = self._rows.pop(place)[1] if place < len(self._rows) and self._rows[place][0] == start else 0.0
+        if remaining is not None and self.limit is not None and remaining - self._overstated >= max(1.0, amount):
+            truth = max(0.0, amount - (self.rate or 0.0) * (after or 0.0)) if self.kind == "bucket" else 0.0
+            self._overstated = min(0.9 * self.limit, self.limit - 1.0, remaining - truth)
+        if self._level is None:
+            return
+        self._advance(now)
+        self._level += amount
+        was = self.kind
+        if after is not None and math.isfinite(
+            self._end
+        ):  # a window ends then, a bucket has some long before it is full
+            self._vote(1 if after < (self._end - now) / 2 - _ORDER else -1 if after > self._end - now - _ORDER else 0)
+        if self.kind == "bucket":
+            rate = self.rate or 0.0
+            wait = after if after is not None else 1.0 / rate if rate else _UNTOLD
+            self._level, self._as_of = min(self._level, 1.0 - rate * wait), now
+        else:
+            self._level = min(self._level, 0.0)
+            if after is not None and after > 0 and (was is None or math.isinf(self._end)):
+                self._end = now + after
+
+    def _learn_limit(self, limit: float) -> None:
+        self._rate_range, self._anchor, self._span = (0.0, math.inf), None, 0.0
+        self.limit = limit
+        self._pace.burst = default_burst(limit)
+        self._pace.level = min(self._pace.level, self._pace.burst)
+        if self._level is not None:
+            self._level = min(self._level, limit)
+
+    def _begin(self, remaining: float, reset: float | None, start: float, now: float) -> None:
+        """Take an answer as it is: it is the first, or the first of this kind."""
+        refilled = (self.rate or 0.0) * (now - start) if self.kind == "bucket" else 0.0
+        self._level, self._as_of = remaining + refilled - self._since(start), now
+        self._end = start + reset if reset else math.inf
+        self._span = max(self._span, reset or 0.0)
+        self._pace.level, self._pace.at = self._pace.burst, now
+
+    def _observe_window(self, remaining: float, reset: float | None, start: float, now: float) -> None:
+        if reset is None or reset <= 0:
+            self._bound(remaining, start)
+            return
+        end = start + reset
+        if end > self._end + _SAME_END or math.isinf(self._end):  # of a new window
+            self._level = remaining - self._since(start)
+            self._end = end
+        elif end >= self._end - _SAME_END:
+            self._bound(remaining, start)
+            self._end = max(self._end, min(end, now + reset))
+        self._span = max(self._span, reset)
+
+    def _bound(self, level: float, start: float) -> None:
+        """Take in an answer: the level now would be `level` if no call had been counted after that one."""
+        assert self._level is not None
+        if start < self._newest - _ORDER:
+            return  # it says nothing new
+        highest = level - self._since(start + _ORDER)
+        lowest = level - self._since(start - _ORDER, start)
+        self._level = min(highest, max(lowest, self._level))
+        if self.limit is not None:
+            self._level = min(self._level, self.limit)
+
+    def _compare(self, answer: _Answer) -> None:
+        """Vote for a bucket or a window: what happened to "now + reset" since an earlier answer?"""
+        anchor = self._anchor
+        if anchor is None or answer.start >= anchor.start + anchor.reset - _ORDER:  # that window may have ended
+            self._anchor = answer
+            return
+        if answer.start < min(anchor.arrived, anchor.start + 1.0):
+            return  # it may have been counted before
+        moved = answer.start + answer.reset - anchor.start - anchor.reset
+        made = answer.used - anchor.used if self._counts_tokens else max(1.0, answer.used - anchor.used)
+        expected = max(0.0, made) * anchor.reset / max(1.0, anchor.used)  # how far a bucket's "full at" moves at least
+        doubt = 2 * (_ORDER + _rounding(answer.reset))
+        if answer.used < anchor.used and moved > 4 * expected + doubt:
+            self._anchor = answer  # a new window
+        elif expected > doubt or abs(moved) > doubt:
+            self._vote(1 if moved > max(expected, doubt) / 2 else -1)
+            self._anchor = answer
+
+    def _vote(self, vote: int) -> None:
+        self._votes = max(-_MOST_VOTES, min(_MOST_VOTES, self._votes + vote)) or vote
+
+    def _learn_rate(self, used: float, reset: float, remaining: float) -> None:
+        """Narrow down how fast a bucket refills: used / reset, where both are rounded."""
+        if used < 1:
+            return
+        rounded = _ROUNDED_TO if self._counts_tokens and not remaining % _ROUNDED_TO and used >= _ROUNDED_TO else 1.0
+        off = _rounding(reset)
+        low = max(0.0, used - rounded) / (reset + off)
+        high = (used + (rounded if rounded > 1 else 0.0)) / max(reset - off, off / 10)
+        known_low, known_high = self._rate_range
+        if max(low, known_low) <= min(high, known_high):
+            low, high = max(low, known_low), min(high, known_high)
+        self._rate_range = (low, high)  # if they contradict each other, the rate has changed, or an answer was wrong
+
+    # -- time passes ---------------------------------------------------------------------------------------------------
+
+    def _advance(self, now: float) -> None:
+        """Refill the bucket, or begin the next window: with as much as before, until an answer says otherwise."""
+        if self._level is None:
+            return
+        elapsed, self._as_of = max(0.0, now - self._as_of), max(now, self._as_of)
+        if self.kind == "bucket":
+            self._level += (self.rate or 0.0) * elapsed
+            if self.limit is not None:
+                self._level = min(self._level, self.limit)
+        elif now >= self._ends_at():
+            begin = self._end if now < self._ends_at() + self._span else now
+            whole = 1.0 if self.limit is None else self.limit - self._overstated
+            self._level = whole - self._since(begin)
+            self._end = begin + self._span if self._span and self.kind == "window" else math.inf
+            self._pace.level, self._pace.at = min(1.0, self._pace.burst), now
+
+    def _slack(self) -> float:
+        return self._caution * _TRANSIT * (self.rate or 0.0)
+
+    def _ends_at(self) -> float:
+        return self._end + self._caution * _TRANSIT
+
+    def _even_rate(self, left: float, now: float) -> float:
+        """The pace at which what is left lasts until the window ends."""
+        if math.isinf(self._end):
+            return self._pace.burst / _UNTOLD
+        return (max(0.0, left) + self._pace.unit) / max(self._ends_at() - now, SOON)
+
+    def _since(self, start: float, but: float | None = None) -> float:
+        """What calls take that started after `start`, except for the one that started at `but`."""
+        return sum(amount for at, amount in self._rows if at > start and at != but)
+
+    def _merge(self) -> None:
+        """Halve the rows. Each amount is counted as started a little later than it was."""
+        pairs = zip(self._rows[::2], self._rows[1::2], strict=False)
+        self._rows = [[later, first + second] for (_, first), (later, second) in pairs]
+
+    # -- as a state that processes share -------------------------------------------------------------------------------
+
+    def body(self) -> dict[str, Any]:
+        """What is known, as JSON can hold it."""
+        return {
+            "limit": self.limit,
+            "level": self._level,
+            "as_of": _finite(self._as_of),
+            "newest": _finite(self._newest),
+            "end": _finite(self._end),
+            "span": self._span,
+            "votes": self._votes,
+            "anchor": None if self._anchor is None else list(self._anchor),
+            "rates": [self._rate_range[0], _finite(self._rate_range[1])],
+            "caution": self._caution,
+            "trust": self._trust,
+            "overstated": self._overstated,
+            "answers": self._answers,
+            "rows": self._rows,
+            "at": _finite(self._at),
+            "pace": [self._pace.burst, self._pace.level, _finite(self._pace.at)],
+        }
+
+    def load(self, body: Mapping[str, Any]) -> None:
+        """Continue from what `body` wrote. Raises ValueError for anything else."""
+        self.limit, self._level = _optional(body, "limit"), _optional(body, "level")
+        self._as_of, self._newest = _optional(body, "as_of", -math.inf), _optional(body, "newest", -math.inf)
+        self._end, self._span = _optional(body, "end", math.inf), number(body.get("span"))
+        self._votes = int(max(-_MOST_VOTES, min(_MOST_VOTES, number(body.get("votes")))))
+        anchor = body.get("anchor")
+        self._anchor = None if anchor is None else _Answer(*map(number, several(anchor, 4)))
+        low, high = several(body.get("rates"), 2)
+        self._rate_range = (number(low), math.inf if high is None else number(high))
+        self._caution = max(1.0, min(_MOST_CAUTION, number(body.get("caution"))))
+        self._trust = max(_LEAST_TRUST, min(1.0, number(body.get("trust"))))
+        self._overstated = max(0.0, number(body.get("overstated")))
+        self._answers = int(number(body.get("answers")))
+        self._rows = rows_of(body.get("rows"))
+        self._at = _optional(body, "at", -math.inf)
+        burst, level, at = several(body.get("pace"), 3)
+        self._pace = Pace(number(burst), number(level), -math.inf if at is None else number(at))
+
+
+def _rounding(reset: float) -> float:
+    """By how much a time may be off that was rounded: whole numbers by a second, others by milliseconds."""
+    return 1.0 if reset == int(reset) else 0.002
+
+
+# -- reading what may be anything --------------------------------------------------------------------------------------
+
+
+def number(value: Any) -> float:
+    """Return a finite number as a float. Raises ValueError for anything else."""
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise ValueError("an amount is not a number")
+    return float(value)
+
+
+def several(value: Any, count: int) -> list[Any]:
+    """Return a list of this length. Raises ValueError for anything else."""
+    if not isinstance(value, list) or len(value) != count:
+        raise ValueError("a row has the wrong length")
+    return value
+
+
+def rows_of(value: Any) -> list[Row]:
+    """Return rows as a state holds them. Raises ValueError for anything else."""
+    if not isinstance(value, list):
+        raise ValueError("rows are missing")
+    return sorted([number(one) for one in several(row, 2)] for row in value)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _optional(body: Mapping[str, Any], name: str, missing: Any = None) -> Any:
+    value = body.get(name)
+    return missing if value is None else number(value)

@@ -1,0 +1,325 @@
+"""L09: limits that a provider's answers describe, against providers that behave as real ones do, in virtual time."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import json
+import math
+import random
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headgate.gate.learned import LearnedLimit
+from tests.conftest import SCALE
+
+
+class Answer(NamedTuple):
+    """What a provider answers: was the call accepted, and what do the headers say?"""
+
+    accepted: bool
+    limit: float | None
+    remaining: float | None
+    reset: float | None
+    retry_after: float | None = None
+
+
+class Provider(Protocol):
+    """A provider with one limit for one key."""
+
+    def call(self, now: float, amount: float) -> Answer: ...
+    def allowed(self, seconds: float) -> float: ...
+
+
+def _rounded(seconds: float, digits: int) -> float:
+    return round(seconds, digits) if digits else float(math.ceil(seconds))
+
+
+class BucketProvider:
+    """OpenAI: refills all the time; `reset` is the time until the bucket is full, `remaining` is rounded down."""
+
+    def __init__(self, limit: float, per: float = 60.0, digits: int = 3) -> None:
+        self.limit, self.rate, self.digits = limit, limit / per, digits
+        self.left, self.at = float(limit), 0.0
+
+    def call(self, now: float, amount: float) -> Answer:
+        self.left, self.at = min(self.limit, self.left + (now - self.at) * self.rate), now
+        accepted = self.left >= amount
+        retry_after = None if accepted else (amount - self.left) / self.rate
+        self.left -= amount if accepted else 0.0
+        reset = _rounded((self.limit - self.left) / self.rate, self.digits)
+        return Answer(accepted, self.limit, math.floor(self.left), reset, retry_after)
+
+    def allowed(self, seconds: float) -> float:
+        return self.rate * seconds
+
+
+class WindowProvider:
+    """Many APIs: so much in each period; `reset` is the time until the next one begins."""
+
+    def __init__(self, limit: float, per: float = 60.0, digits: int = 3) -> None:
+        self.limit, self.per, self.digits = limit, per, digits
+        self.used, self.period = 0.0, 0
+
+    def call(self, now: float, amount: float) -> Answer:
+        if int(now // self.per) != self.period:
+            self.period, self.used = int(now // self.per), 0.0
+        accepted = self.used + amount <= self.limit
+        self.used += amount if accepted else 0.0
+        reset = _rounded((self.period + 1) * self.per - now, self.digits)
+        return Answer(accepted, self.limit, self.limit - self.used, reset, None if accepted else reset)
+
+    def allowed(self, seconds: float) -> float:
+        return self.limit * seconds / self.per
+
+
+class Boasting:
+    """A provider whose headers promise twice what it allows. Its refusals tell the truth."""
+
+    def __init__(self, provider: Provider) -> None:
+        self.provider = provider
+
+    def call(self, now: float, amount: float) -> Answer:
+        answer = self.provider.call(now, amount)
+        assert answer.limit is not None
+        assert answer.remaining is not None
+        return answer._replace(limit=2 * answer.limit, remaining=answer.remaining + answer.limit)
+
+    def allowed(self, seconds: float) -> float:
+        return self.provider.allowed(seconds)
+
+
+class Figures(NamedTuple):
+    """What a simulation saw after its first period, while calls were always waiting."""
+
+    used: float
+    """The accepted amount as a part of what was allowed."""
+    refused: float
+    """Refused calls as a part of all."""
+    gap: float
+    """The longest time between two accepted calls."""
+    kind: str | None
+
+
+def simulate(
+    provider: Provider,
+    *,
+    latency: float = 0.2,
+    transit: float = 0.01,
+    seconds: float = 600.0,
+    warm: float = 60.0,
+    amounts: tuple[float, ...] = (1.0,),
+    stranger_every: float | None = None,
+) -> Figures:
+    """Call as fast as the learned limit allows. A call is counted `transit` after it starts, answered `latency` later.
+
+    A stranger uses the same key, if told to.
+    """
+    chance, numbers, events = random.Random(1), itertools.count(), [(0.0, 0, "look", ())]
+    limit = LearnedLimit(counts_tokens=amounts != (1.0,))
+    now, last, in_flight, calls, refusals, taken = 0.0, -1.0, 0, 0, 0, 0.0
+    accepted_at: list[float] = []
+    amount = chance.choice(amounts)
+    if stranger_every is not None:
+        heapq.heappush(events, (stranger_every, next(numbers), "stranger", ()))
+    while now < seconds:
+        first = limit.limit if limit.limit is not None else math.inf
+        opens_at = limit.opens_at(min(amount, first), now) if limit.is_known or not in_flight else math.inf
+        if events and events[0][0] <= max(opens_at, now):
+            now, _, what, about = heapq.heappop(events)
+            if what == "arrives":
+                start, asked = about
+                answer = provider.call(now, asked)
+                if answer.accepted:
+                    accepted_at.append(now)
+                if now > warm:
+                    calls, refusals = calls + 1, refusals + (not answer.accepted)
+                    taken += asked if answer.accepted else 0.0
+                at = now + latency * chance.uniform(0.5, 1.5)
+                heapq.heappush(events, (at, next(numbers), "answered", (start, answer)))
+            elif what == "answered":
+                start, answer = about
+                in_flight -= 1
+                limit.observe(answer.limit, answer.remaining, answer.reset, start=start, now=now)
+                if not answer.accepted:
+                    limit.refused(answer.retry_after, answer.remaining, start=start, now=now)
+            elif what == "stranger":
+                assert stranger_every is not None
+                taken += (now > warm) * provider.call(now, amounts[0]).accepted * amounts[0]
+                heapq.heappush(events, (now + stranger_every, next(numbers), "stranger", ()))
+            continue
+        now = max(now, opens_at)
+        if limit.is_known and limit.room(now) < min(amount, first) - 1e-6:
+            now += 1e-4  # what it said was a guess: look again
+            continue
+        start = last = max(now, last + 1e-6)
+        limit.hold(amount, now)
+        limit.held -= amount
+        limit.count(amount, start, now)
+        in_flight += 1
+        arrives = now + transit * chance.uniform(0.0, 2.0)
+        heapq.heappush(events, (arrives, next(numbers), "arrives", (start, amount)))
+        amount = chance.choice(amounts)
+    late = [at for at in accepted_at if at > warm]
+    gap = max(later - earlier for earlier, later in itertools.pairwise(late))
+    return Figures(taken / provider.allowed(seconds - warm), refusals / calls, gap, limit.kind)
+
+
+LATENCIES = pytest.mark.parametrize("latency", [0.05, 0.2, 2.0, 10.0])
+TRANSITS = pytest.mark.parametrize("transit", [0.002, 0.05])
+
+
+@LATENCIES
+@TRANSITS
+@pytest.mark.parametrize(("limit", "per", "digits"), [(60, 60.0, 3), (60, 60.0, 0), (600, 60.0, 3), (60, 6.0, 3)])
+def test_l09_a_bucket_is_kept_busy_and_hardly_ever_refuses(
+    limit: int, per: float, digits: int, latency: float, transit: float
+) -> None:
+    seen = simulate(BucketProvider(limit, per, digits), latency=latency, transit=transit)
+    assert seen.kind == "bucket"
+    assert seen.used >= 0.97
+    assert seen.refused <= 0.01
+    if latency <= 2.0:
+        assert seen.gap <= 2 * per / limit + 0.2
+
+
+@LATENCIES
+@TRANSITS
+@pytest.mark.parametrize(("limit", "per", "digits"), [(60, 60.0, 3), (60, 60.0, 0), (600, 60.0, 3), (600, 60.0, 0)])
+def test_l09_a_window_is_spread_and_hardly_ever_refuses(
+    limit: int, per: float, digits: int, latency: float, transit: float
+) -> None:
+    seen = simulate(WindowProvider(limit, per, digits), latency=latency, transit=transit)
+    assert seen.kind == "window"
+    assert seen.used >= 0.97
+    assert seen.refused <= 0.01
+    assert seen.gap <= 2.5 * per / limit + 0.2
+
+
+@pytest.mark.parametrize("make", [BucketProvider, WindowProvider])
+@pytest.mark.parametrize("latency", [0.2, 2.0])
+def test_l09_tokens_of_calls_of_different_sizes(make: Callable[..., Provider], latency: float) -> None:
+    seen = simulate(make(90_000), latency=latency, amounts=(300.0, 1000.0, 1500.0))
+    assert seen.used >= 0.97
+    assert seen.refused <= 0.01
+
+
+@pytest.mark.parametrize("make", [BucketProvider, WindowProvider])
+def test_l09_what_others_use_of_the_key_is_seen_in_the_answers(make: Callable[..., Provider]) -> None:
+    seen = simulate(make(600), stranger_every=0.3)  # a third of it
+    assert seen.used >= 0.95
+    assert seen.refused <= 0.03
+
+
+@pytest.mark.parametrize("make", [BucketProvider, WindowProvider])
+def test_l09_refusals_correct_headers_that_promise_too_much(make: Callable[..., Provider]) -> None:
+    seen = simulate(Boasting(make(600)))
+    assert seen.used >= 0.97
+    assert seen.refused <= 0.01
+
+
+def test_l09_a_bucket_that_is_empty_opens_when_there_is_enough_not_when_it_is_full() -> None:
+    limit = LearnedLimit()
+    for number in range(31):
+        limit.count(1.0, number / 1000, number / 1000)
+        reset = number + 1.0
+        limit.observe(30, 29 - number, reset, start=number / 1000, now=number / 1000 + 1e-4)
+    assert limit.kind == "bucket"
+    assert limit.opens_at(1.0, 0.04) < 3.0
+
+
+def test_l09_a_window_that_is_spent_opens_when_it_ends() -> None:
+    limit = LearnedLimit()
+    for number in range(30):
+        at = number / 10
+        limit.count(1.0, at, at)
+        limit.observe(30, 29 - number, 30.0 - at, start=at, now=at + 0.05)
+    assert limit.kind == "window"
+    assert limit.opens_at(1.0, 3.0) == pytest.approx(30.0, abs=0.2)
+
+
+def test_l09_the_kind_is_open_until_two_answers_agree() -> None:
+    limit = LearnedLimit()
+    assert limit.kind is None
+    limit.observe(60, 40, 20.0, start=0.0, now=0.1)
+    assert limit.kind is None
+    limit.observe(60, 20, 38.5, start=1.5, now=1.6)
+    assert limit.kind == "bucket"
+
+
+def test_l09_retry_after_tells_a_bucket_from_a_window() -> None:
+    for after, kind in ((0.9, "bucket"), (40.0, "window")):
+        limit = LearnedLimit()
+        limit.count(1.0, 0.0, 0.0)
+        limit.observe(60, 0, 40.0, start=0.0, now=0.0)
+        limit.count(1.0, 0.5, 0.5)
+        limit.refused(after, 0.0, start=0.5, now=0.6)
+        assert limit.kind == kind
+        assert limit.opens_at(1.0, 0.6) == pytest.approx(0.6 + after, abs=0.6)
+
+
+def test_l09_answers_out_of_order_never_add_to_a_window() -> None:
+    limit = LearnedLimit()
+    for at in (0.0, 0.1, 0.2):
+        limit.count(1.0, at, at)
+    limit.observe(60, 7, 30.0, start=0.2, now=0.5)
+    limit.observe(60, 9, 30.2, start=0.0, now=0.6)  # sent before, arrives after
+    assert limit.left(0.7) <= 7
+
+
+@given(st.permutations(range(12)), st.sampled_from(["bucket", "window"]))
+@settings(max_examples=max(60, int(600 * SCALE)), deadline=None)
+def test_l09_any_order_of_answers_leaves_no_more_than_the_provider_has(order: list[int], kind: str) -> None:
+    provider = BucketProvider(60) if kind == "bucket" else WindowProvider(60)
+    limit, answers = LearnedLimit(), []
+    for number in range(30):  # what kind it is, in order
+        at = float(number)
+        limit.count(1.0, at, at)
+        answer = provider.call(at, 1.0)
+        limit.observe(answer.limit, answer.remaining, answer.reset, start=at, now=at + 0.1)
+    for number in range(12):
+        start = 30.0 + number / 2
+        limit.count(1.0, start, start)
+        answers.append((start, provider.call(start, 1.0)))
+    for number in order:
+        start, answer = answers[number]
+        limit.observe(answer.limit, answer.remaining, answer.reset, start=start, now=37.0)
+    left = provider.left + provider.rate * 1.5 if isinstance(provider, BucketProvider) else 60 - provider.used
+    assert left - 3 <= limit.left(37.0) <= left + 1
+
+
+_AMOUNTS = st.none() | st.floats(0, 1e6)
+_NEWS = st.lists(
+    st.tuples(_AMOUNTS, _AMOUNTS, st.none() | st.floats(0, 1e5), st.floats(0, 30), st.booleans(), st.floats(0, 5)),
+    max_size=40,
+)
+
+
+@given(_NEWS)
+@settings(max_examples=max(100, int(2000 * SCALE)), deadline=None)
+def test_l09_whatever_headers_say_a_limit_opens_again(news: list[Any]) -> None:
+    """Nothing raises, the state survives its trip through JSON, and one call may always ask again."""
+    limit, now = LearnedLimit(), 0.0
+    for told, remaining, reset, wait, refused, seconds in news:
+        now += seconds
+        limit.count(1.0, now, now)
+        limit.observe(told, remaining, reset, start=now, now=now + 0.1)
+        if refused:
+            limit.refused(wait, remaining, start=now, now=now + 0.1)
+        copy = LearnedLimit()
+        copy.load(json.loads(json.dumps(limit.body())))
+        assert copy.body() == limit.body()
+    resets = [reset for _, _, reset, *_ in news if reset is not None]
+    now += 0.1
+    for _ in range(100):
+        opens_at = limit.opens_at(min(1.0, limit.limit or 1.0), now)
+        assert opens_at < math.inf
+        if opens_at <= now:
+            break
+        now = opens_at
+    assert limit.room(now) >= min(1.0, limit.limit or 1.0) - 1e-6
+    assert now <= 250 + 3 * max(resets, default=0.0) + 100
