@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -120,7 +121,7 @@ def test_wants_that_nobody_has_any_more_are_forgotten() -> None:
     for ticket in tickets:
         line.leave(ticket)
     assert not line
-    assert not line._queues
+    assert not line._lines
 
 
 def test_lines_that_share_something_can_be_compared() -> None:
@@ -162,3 +163,104 @@ def test_r43_a_line_is_a_list_that_is_walked_from_the_front(steps: list[tuple[st
         assert list(line) == naive
         assert (bool(line), len(line)) == (bool(naive), len(naive))
         assert line.first() is (naive[0] if naive else None)
+
+
+# -- priorities and tenants --------------------------------------------------------------------------------------------
+
+
+def names_served(line: WaitQueue[Place], names: dict[Place, str], things: int) -> list[str]:
+    return [names[ticket] for ticket in line.serve(stock("a" * things))]
+
+
+def test_l09_a_higher_priority_is_served_first() -> None:
+    line: WaitQueue[Place] = WaitQueue()
+    tickets = [Place("a", priority) for priority in (0, 5, 0, 10, 5)]
+    for ticket in tickets:
+        line.join(ticket)
+    assert [ticket.priority for ticket in line.serve(stock("aaaaa"))] == [10, 5, 5, 0, 0]
+
+
+def test_l09_tenants_take_turns() -> None:
+    line: WaitQueue[Place] = WaitQueue()
+    names: dict[Place, str] = {}
+
+    def join(tenant: str, number: int) -> None:
+        for _ in range(number):
+            ticket = Place("a", 0, tenant)
+            names[ticket] = tenant
+            line.join(ticket)
+
+    join("big", 6)
+    assert names_served(line, names, 2) == ["big", "big"]
+    join("small", 2)
+    join("big", 1)
+    assert names_served(line, names, 5) == ["big", "small", "big", "small", "big"]
+    assert names_served(line, names, 9) == ["big", "big"]
+
+
+class Rings:
+    """The naive model: the highest priority, of that the tenant whose turn it is, of that the oldest waiter."""
+
+    def __init__(self) -> None:
+        self.rings: dict[float, list[tuple[Any, list[Place]]]] = {}
+
+    def join(self, ticket: Place) -> None:
+        ring = self.rings.setdefault(ticket.priority, [])
+        own = next((own for tenant, own in ring if tenant == ticket.tenant), None)
+        if own is None:
+            ring.append((ticket.tenant, [ticket]))
+        else:
+            own.append(ticket)
+
+    def leave(self, ticket: Place) -> None:
+        for _, own in self.rings[ticket.priority]:
+            if ticket in own:
+                own.remove(ticket)
+        self.tidy()
+
+    def serve(self, things: int) -> list[Place]:
+        served = []
+        while self.rings and things:
+            ring = self.rings[max(self.rings)]
+            served.append(ring[0][1].pop(0))
+            ring.append(ring.pop(0))
+            things -= 1
+            self.tidy()
+        return served
+
+    def tidy(self) -> None:
+        for priority, ring in list(self.rings.items()):
+            ring[:] = [(tenant, own) for tenant, own in ring if own]
+            if not ring:
+                del self.rings[priority]
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("join"), st.tuples(st.integers(0, 2), st.sampled_from(["x", "y", "z", None]))),
+            st.tuples(st.just("serve"), st.integers(1, 4)),
+            st.tuples(st.just("leave"), st.integers(0, 30)),
+        ),
+        max_size=80,
+    )
+)
+def test_l09_priorities_and_turns_as_in_the_naive_model(steps: list[tuple[str, Any]]) -> None:
+    line, naive = WaitQueue[Place](), Rings()
+    waiting: list[Place] = []
+    for step, what in steps:
+        if step == "join":
+            ticket = Place("a", *what)
+            waiting.append(ticket)
+            line.join(ticket)
+            naive.join(ticket)
+        elif step == "leave" and waiting:
+            ticket = waiting.pop(what % len(waiting))
+            assert line.leave(ticket)
+            naive.leave(ticket)
+        elif step == "serve":
+            served = line.serve(stock("a" * what))
+            assert served == naive.serve(what)
+            waiting = [ticket for ticket in waiting if ticket.grant is None]
+        assert len(line) == len(waiting)
+        assert all(ticket in line for ticket in waiting)

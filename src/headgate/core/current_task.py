@@ -5,11 +5,29 @@ It stands in `core` because a TaskPool sets it, and calls of routines, which bel
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 CURRENT: ContextVar[Any] = ContextVar("headgate_task", default=None)
 """The `TaskRecord` whose code is running; None: the code of no task. `headgate.tasks` has it with its type."""
+
+
+class Standing(NamedTuple):
+    """How urgent a task is, and for whom it runs, as far as the queue of its pool goes by that."""
+
+    priority: int = 0
+    tenant: Hashable = None
+
+
+_NOBODY: Final = Standing()
+
+
+def current_standing() -> Standing:
+    """Return the standing of the running task, with which its calls wait for scarce things."""
+    task = CURRENT.get()
+    standing: Standing = _NOBODY if task is None else task.standing
+    return standing
 
 
 def tenant_text(partition: object) -> str:

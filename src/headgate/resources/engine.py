@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from headgate.core.cancellation import Steered
 from headgate.core.checks import is_finite
 from headgate.core.clock import clock
+from headgate.core.current_task import current_standing
 from headgate.core.redaction import log_exception, redact
 from headgate.core.weakrefs import WeakList
 from headgate.errors import PoolExhausted
@@ -290,8 +291,8 @@ class Engine(Generic[T]):
                 taken = self._why_not(call, now)
             if taken is None:
                 limit = call.deadline if call.plan.waits == "for cooldown" else None
-                taken = WaitTicket(requirement, rotation, waiter, limit, affinity, cost)
-                rotation.join(taken, now)
+                taken = WaitTicket(requirement, rotation, waiter, limit, affinity, cost, current_standing())
+                effects = [*(effects or ()), *(rotation.join(taken, now) or ())]
         self.carry_out(effects)
         if isinstance(taken, PoolExhausted):
             raise taken

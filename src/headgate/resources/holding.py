@@ -75,6 +75,17 @@ def ask_others(ticket: WaitTicket, now: float) -> None:
             account.refresh(now)
 
 
+def overtake(ticket: WaitTicket) -> set[Account]:
+    """Take back the accounts that less urgent calls hold, because a more urgent one is first now. Returns them."""
+    taken_back: set[Account] = set()
+    for member in ticket.rotation.matching_members(ticket.requirement):
+        account = member.sharing.account
+        holder = None if account is None else account.holder()
+        if holder is not None and holder.priority < ticket.priority:
+            taken_back |= let_go(holder, is_served=False)
+    return taken_back
+
+
 def let_go(ticket: WaitTicket, *, is_served: bool) -> set[Account]:
     """Do not hold an account for this call any more. Returns those that others may have, if they have opened."""
     held, ticket.held = ticket.held, None

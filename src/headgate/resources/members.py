@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from headgate.core.checks import Affinity
+from headgate.core.current_task import Standing
 from headgate.core.wait_queue import Ticket
 from headgate.resources.model import Resource, ResourceStats, ResourceStatus, Sharing, Usage, UsageStatus
 
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from headgate.resources.pickers import Picker
     from headgate.resources.rotation import Rotation
     from headgate.resources.wakeups import Waiter
+
+
+_NOBODY = Standing()
 
 
 class Requirement(NamedTuple):
@@ -245,8 +249,9 @@ class WaitTicket(Ticket[Requirement, Use]):
         deadline: float | None = None,
         affinity: Affinity | None = None,
         cost: float = 0.0,
+        standing: Standing = _NOBODY,
     ) -> None:
-        super().__init__(requirement)
+        super().__init__(requirement, *standing)
         self.rotation: Rotation = rotation
         self.waiter: Waiter | None = waiter
         """Whom the engine has to wake; None only in tests of the rotation alone."""

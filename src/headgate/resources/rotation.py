@@ -31,7 +31,7 @@ from headgate.errors import InvalidArgument, UnknownResource
 from headgate.resources.accounts import Account
 from headgate.resources.cooldowns import SAME_UNTIL, Cooldown, cooldown_after, take_rest
 from headgate.resources.effects import Cool, Disable, Effects, Enable, Recover, Serve, Starve, Tell, Watch
-from headgate.resources.holding import ask_others, hold, let_go, opened, unspent, unwatched
+from headgate.resources.holding import ask_others, hold, let_go, opened, overtake, unspent, unwatched
 from headgate.resources.members import (
     ANY,
     Adopted,
@@ -266,13 +266,15 @@ class Rotation:
 
     # -- waiting ------------------------------------------------------------------------------------------------------
 
-    def join(self, ticket: WaitTicket, now: float) -> None:
+    def join(self, ticket: WaitTicket, now: float) -> Effects | None:
         """Add a waiter to the queue, for whom nothing was found."""
         self.wait_queue.join(ticket)
+        taken_back = overtake(ticket) if ticket.priority else set()
         if ticket.cost:
             hold(ticket, (), now)
         if self.shares_quotas:
             ask_others(ticket, now)
+        return self._serve((), now, taken_back) if taken_back else None
 
     def leave(self, ticket: WaitTicket, now: float) -> Effects | None:
         """Remove a waiter from the queue; what it was granted meanwhile goes to the next."""

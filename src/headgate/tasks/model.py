@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, cast, get_args
 from weakref import ref
 
+from headgate.core.current_task import Standing
 from headgate.core.redaction import redact
 from headgate.tasks.scheduling.idempotency import Window
 
@@ -163,6 +164,12 @@ class TaskRecord:
     def finished(self) -> bool:
         """Has the task reached its terminal state?"""
         return self.status not in UNFINISHED
+
+    @property
+    def standing(self) -> Standing:
+        """Its priority if its pool's queue goes by that, and its tenant if tenants take turns there."""
+        by_priority = self.owner.scheduler.strategy.kind == "priority"
+        return Standing(self.priority if by_priority else 0, self.partition)
 
     @property
     def label(self) -> str:
