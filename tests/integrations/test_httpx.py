@@ -143,13 +143,15 @@ def test_c20_every_family_of_headers_is_honoured(headers: dict[str, str], second
     assert seconds - 5 < pool.snapshot()["limited"]["cooldown_seconds_remaining"] <= seconds
 
 
-def test_c20_a_good_answer_that_says_that_nothing_remains_lets_its_key_rest(upstream: Upstream) -> None:
+def test_c20_a_key_whose_good_answer_says_that_nothing_remains_gets_a_learned_quota(upstream: Upstream) -> None:
     pool = pool_of("spent", "good")
     headers = {"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "40s"}
     upstream.answers = {"spent": [Answer(200, headers, b"fine")]}
     assert [answer.status_code for answer in send_many(upstream, pool, 3)] == [200] * 3
     assert upstream.keys == ["spent", "good", "good"], "no request was refused"
-    assert 30 < pool.snapshot()["spent"]["cooldown_seconds_remaining"] <= 40
+    spent = pool.snapshot()["spent"]
+    assert (spent["status"], spent["quota"]["left"]) == ("healthy", {"requests": 0.0})
+    assert 30 < spent["quota"]["seconds_until_open"] <= 41
 
 
 def test_c20_a_good_answer_with_something_left_does_not(upstream: Upstream) -> None:

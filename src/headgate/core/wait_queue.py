@@ -95,7 +95,8 @@ class _Line(Generic[TicketT]):
         return True
 
     def __contains__(self, ticket: TicketT) -> bool:
-        return ticket.number in self._rings.get(ticket.priority, {}).get(ticket.tenant, ())
+        ring = self._rings.get(ticket.priority)
+        return ring is not None and ticket.number in ring.get(ticket.tenant, ())
 
     def __iter__(self) -> Iterator[TicketT]:
         return (ticket for ring in self._rings.values() for own in ring.values() for ticket in own.values())

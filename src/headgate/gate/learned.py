@@ -63,6 +63,8 @@ class LearnedLimit:
         "_anchor",
         "_answers",
         "_as_of",
+        "_asked",
+        "_asks_at",
         "_at",
         "_caution",
         "_counts_tokens",
@@ -88,6 +90,8 @@ class LearnedLimit:
         self._level: float | None = None  # without what is held
         self._as_of = -math.inf  # the time of `_level`
         self._newest = -math.inf  # start of the newest call that was answered
+        self._asks_at = math.inf  # when one call finds out whether a bucket or a window has nothing left
+        self._asked = -math.inf  # the start of that call
         self._end = math.inf  # when the window ends, or all of it is there again
         self._span = 0.0  # the longest time until then that was told
         self._votes = 0  # > 0: a bucket; < 0: a window
@@ -140,11 +144,13 @@ class LearnedLimit:
             left = self.limit  # nothing is used: if a call fits at all, it fits now
         if self.kind == "bucket":
             return left if left == self.limit else left - self._slack()
-        if self.kind == "window":
+        if self.kind == "window" and math.isfinite(self._end):
             self._pace.refill(self._even_rate(left, now), now)
             return min(left, self._pace.room()) if paced else left
         if now >= self._at + _UNTOLD and math.isinf(self._end):
             return math.inf  # nobody said when there is more: one call asks
+        if now >= self._asks_at:
+            return max(1.0, left)
         if paced and not self._counts_tokens and now < self._at + _UNTOLD:  # one more in flight with each answer
             left = min(left, self._answers - self._since(self._newest) - self.held)
         return left
@@ -158,13 +164,13 @@ class LearnedLimit:
             enough = amount + self._slack()
             enough = enough if self.limit is None else min(enough, self.limit)
             return now + max(SOON, (enough - left) / self.rate)
-        if self.kind == "window" and left >= amount - CLOSE:
+        if self.kind == "window" and math.isfinite(self._end) and left >= amount - CLOSE:
             pace = self._even_rate(left, now)
             return min(self._ends_at(), now + max(SOON, self._pace.lacks(amount) / pace))
-        asks_at = max(now + SOON, self._at + _UNTOLD)
+        opens_at = min(self._ends_at(), self._asks_at) if self.kind is None else self._ends_at()
         if left >= amount - CLOSE or math.isinf(self._end):  # answers under way will tell; if not, one call asks again
-            return max(now + SOON, min(self._ends_at(), asks_at))
-        return max(now + SOON, self._ends_at())
+            opens_at = min(opens_at, self._at + _UNTOLD)
+        return max(now + SOON, opens_at)
 
     def hold(self, amount: float, now: float) -> None:
         """Set an amount aside."""
@@ -180,6 +186,8 @@ class LearnedLimit:
     def count(self, amount: float, start: float, now: float) -> None:
         """Count an amount that is used by a call that started at `start`."""
         self._at = max(self._at, start)
+        if start >= self._asks_at:
+            self._asks_at, self._asked = math.inf, start
         if self._level is not None:
             self._level -= amount
         insort(self._rows, [start, amount])
@@ -223,6 +231,8 @@ class LearnedLimit:
         else:
             self._observe_window(remaining, reset, start, now)
         self._newest = max(self._newest, start)
+        if self.kind is None and remaining < 1 and reset and self.limit is not None and not self._counts_tokens:
+            self._asks_at = now + max(_TRANSIT, 1.1 * reset / self.limit)  # a bucket has one then, a window has none
         del self._rows[: bisect_left(self._rows, [self._newest - 2 * _ORDER])]
 
     def refused(self, after: float | None, remaining: float | None, *, start: float, now: float) -> None:
@@ -244,9 +254,9 @@ class LearnedLimit:
         self._advance(now)
         self._level += amount
         was = self.kind
-        if after is not None and math.isfinite(
-            self._end
-        ):  # a window ends then, a bucket has some long before it is full
+        if after is None and start == self._asked and was is None:
+            self._vote(-1)
+        elif after is not None and math.isfinite(self._end):  # a bucket has some long before it is full
             self._vote(1 if after < (self._end - now) / 2 - _ORDER else -1 if after > self._end - now - _ORDER else 0)
         if self.kind == "bucket":
             rate = self.rate or 0.0
@@ -388,6 +398,7 @@ class LearnedLimit:
             "trust": self._trust,
             "overstated": self._overstated,
             "answers": self._answers,
+            "asks": [_finite(self._asks_at), _finite(self._asked)],
             "rows": self._rows,
             "at": _finite(self._at),
             "pace": [self._pace.burst, self._pace.level, _finite(self._pace.at)],
@@ -407,6 +418,9 @@ class LearnedLimit:
         self._trust = max(_LEAST_TRUST, min(1.0, number(body.get("trust"))))
         self._overstated = max(0.0, number(body.get("overstated")))
         self._answers = int(number(body.get("answers")))
+        asks_at, asked = several(body.get("asks"), 2)
+        self._asks_at = math.inf if asks_at is None else number(asks_at)
+        self._asked = -math.inf if asked is None else number(asked)
         self._rows = rows_of(body.get("rows"))
         self._at = _optional(body, "at", -math.inf)
         burst, level, at = several(body.get("pace"), 3)

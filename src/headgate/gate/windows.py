@@ -267,7 +267,7 @@ class Bucket:
         """How much is in the bucket."""
         if now > self._at:
             gained = 0.0 if math.isinf(self._at) else self.rate * (now - self._at)
-            self._level, self._at = min(self.burst, self._level + gained), now
+            self._level, self._at = min(self.burst - self.held, self._level + gained), now
         return self._level
 
     def room(self, now: float, *, paced: bool = True) -> float:

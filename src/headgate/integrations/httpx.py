@@ -148,7 +148,8 @@ class _Rotating:
         return False
 
     def _call(self, request: Any, may_repeat: bool) -> RequestCall:
-        plan = replace(self._plan, cost=self._cost_of(request, may_repeat)) if self._has_costs else self._plan
+        has_costs = self._has_costs or self._engine.learns
+        plan = replace(self._plan, cost=self._cost_of(request, may_repeat)) if has_costs else self._plan
         is_retry = partial(_is_retry, request)
         return RequestCall(
             self._engine,

@@ -14,7 +14,6 @@ from headgate.core.clock import clock
 from headgate.errors import PoolExhausted
 from headgate.integrations.http_errors import http_errors, is_connection_error
 from headgate.integrations.token_usage import UsageReader
-from headgate.resources.accounts import Reservation
 from headgate.resources.engine import Engine, lock
 from headgate.resources.http_status import status_of
 from headgate.resources.members import Use
@@ -86,7 +85,6 @@ class RequestCall:
         self._is_retry = is_retry
         self._call = engine.enter(plan)
         self._use: Use | None = None
-        self._spent_until: float | None = None
         self._usage: UsageReader | None = None
         self.exhausted: PoolExhausted | None = None
         """Why there is no further attempt; None: there may be one, or the body cannot be sent again."""
@@ -125,23 +123,30 @@ class RequestCall:
         `response` makes what classifiers are given. It is not made of a success, about which only a pool's own
         classifier may have an opinion.
         """
-        reservation = None if self._use is None else self._use.reservation
-        if reservation is not None:
-            self._learn(reservation, status, headers)
-        if status >= 400 or self._engine.classify is not None:
-            signal = self._signal(response())
-            if signal is not None:
-                return signal
-        limits = read_rate_limits(headers, clock.wall()) if reservation is None and may_be_spent(headers.raw) else None
-        if limits is not None and limits.spent_for is not None:
-            self._spent_until = clock.now() + limits.spent_for
-        return None
+        use = self._use
+        if use is not None:
+            self._learn(use, status, headers)
+        if status < 400 and self._engine.classify is None:
+            return None
+        signal = self._signal(response())
+        return signal if use is None else self._engine.eased(use, signal, headers)
 
-    def _learn(self, reservation: Reservation, status: int, headers: Any) -> None:
-        """Learn what the answer says about the quota, and look out for the tokens that it used."""
-        self._usage = UsageReader()
-        if reservation.account.quota == LEARN:
-            self._engine.told(reservation.account, self._use, read_rate_limits(headers, clock.wall()), status)
+    def _learn(self, use: Use, status: int, headers: Any) -> None:
+        """Learn what the answer says about the quota, and look out for the tokens that it used.
+
+        A key without a quota gets one that is learned once an answer says that nothing remains. Until then headers
+        cost next to nothing.
+        """
+        account = use.member.sharing.account
+        if account is None:
+            limits = read_rate_limits(headers, clock.wall()) if may_be_spent(headers.raw) else None
+            if limits is not None and any(one.is_spent for one in limits.limits):
+                self._engine.begin_learning(use, limits, status)
+            return
+        if use.reservation is not None:
+            self._usage = UsageReader()
+        if account.quota == LEARN:
+            self._engine.told(account, use, read_rate_limits(headers, clock.wall()), status)
 
     def saw(self, chunk: bytes) -> None:
         """Look at a part of the answer that is given to the client: it may tell how many tokens it used."""
@@ -160,16 +165,13 @@ class RequestCall:
     def done(self) -> None:
         """End a call whose answer was given to the client, wholly or as far as the client wanted it.
 
-        If its headers said that nothing remains, the resource rests until there is something again. With a quota that
-        is counted instead, and the tokens that the answer tells of.
+        With a quota, the tokens that the answer reports are counted.
         """
         use, self._use = self._use, None
         if use is not None:
             tokens = None if self._usage is None else self._usage.tokens()
             if tokens is not None and use.reservation is not None:
                 use.reservation.spent = tokens
-            if self._spent_until is not None and (seconds := self._spent_until - clock.now()) > 0:
-                use.member.resource.rest(seconds, "its answer said that nothing remains")
             self._engine.done(self._call, use)
 
     def broke(self, error: Exception) -> None:

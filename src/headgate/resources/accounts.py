@@ -167,6 +167,10 @@ class Account:
         opens_at = self.budget.opens_at(self.budget.need(cost), now)
         return now if math.isinf(opens_at) else opens_at
 
+    def opens_in(self, now: float) -> float | None:
+        """Seconds until the next call may begin, or None if this process does not know."""
+        return None if self.shared is not None else max(0.0, self.would_open_at(0.0, now) - now)
+
     def cost_now(self) -> float:
         """What the next call costs at least: it is that of the holder, if there is one."""
         holder = self.holder()

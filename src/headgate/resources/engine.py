@@ -115,6 +115,8 @@ class Engine(Generic[T]):
         self.followers: WeakList[Follower] = WeakList()
         self.shared: SharedHealth | None = None
         """Shares health with other processes, if the pool has a store."""
+        self.learns: bool = False
+        """Has a resource got a quota because of what answers said, so that the cost of calls matters?"""
         self._hinted = False
         self._alarm: tuple[object, float] | None = None  # the waiter that watches the next cooldown, and its end
         self._alarm_set_at = 0.0
@@ -392,7 +394,7 @@ class Engine(Generic[T]):
             self.hear(use, error)
         signal, alone = signal_in(error)
         if signal is None and isinstance(error, Exception) and self.classify is not None:
-            signal, alone = self.classified(error), True
+            signal, alone = self.eased(use, self.classified(error), headers_of(error)), True
             if signal is not None and signal is not error and signal.__cause__ is None:
                 signal.__cause__ = error
         if signal is not None:
@@ -502,6 +504,36 @@ class Engine(Generic[T]):
             effects = self.rotation.quota_changed(account, now)
         self.carry_out(effects)
         send_due()
+
+    def begin_learning(self, use: Use, limits: RateLimits, status: int) -> None:
+        """Give the resource of a use a quota that is learned, because an answer has told of its limits."""
+        resource = use.member.resource
+        with lock:
+            if resource.sharing.account is None:
+                self.learns = True
+                self.rotation.set_quota(resource, Account(LEARN))
+                self.follow_members()
+        self.members_changed()
+        account = resource.sharing.account
+        if account is not None:
+            self.told(account, use, limits, status)
+
+    def eased(self, use: Use, signal: Signal | None, headers: object) -> Signal | None:
+        """Let a refused resource rest until its learned quota allows the next call, not until all of it is there.
+
+        For refusals whose headers say when a limit is reset, and not when to try again. For a bucket, a reset is the
+        time until it is full.
+        """
+        account = use.member.sharing.account
+        if account is None or account.quota != LEARN or not isinstance(signal, CooldownResource):
+            return signal
+        told = read_rate_limits(headers, clock.wall())
+        asked = None if told is None or told.retry_after is not None else told.spent_for
+        if asked is None or signal.cooldown_seconds is None or abs(signal.cooldown_seconds - asked) > 1.0:
+            return signal
+        with lock:
+            seconds = account.opens_in(clock.now())
+        return signal if seconds is None else CooldownResource(min(seconds, asked), signal.reason)
 
     def ask_rest(self, resource: Resource[Any], seconds: float, reason: str | None) -> None:
         """Let a resource rest when a use of it ends; now if it is not in use."""

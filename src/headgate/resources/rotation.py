@@ -486,6 +486,13 @@ class Rotation:
             member.rotation.pickers.enter(member)
         refresh(resource)
 
+    def set_quota(self, resource: Resource[Any], account: Account) -> None:
+        """Give a resource that has no quota this one. The uses in flight count against it, from when they began."""
+        set_account(resource, account)
+        for use in resource.sharing.uses.values():
+            use.reservation = account.reserve(0.0, use.acquired_at)
+        refresh(resource)
+
     def matching_members(self, requirement: Requirement) -> Iterator[Member]:
         """The members that fit `requirement`, whatever their status."""
         return (member for member in self.members.values() if requirement.fits(member.resource))
