@@ -181,7 +181,7 @@ def test_l09_no_schedule_exceeds_a_window(
         _check(window, limit, [(at, amount) for at, amount in starts])
         if not held and window.limit >= 1:
             opens_at = window.opens_at(1, now)
-            assert now <= opens_at <= now + 12.0
+            assert now <= opens_at <= now + 25.0  # a large amount leaves a debt
             if opens_at == now:
                 assert window.room(now) >= 1 - CLOSE
 
@@ -212,3 +212,9 @@ def test_l09_an_amount_may_be_taken_when_it_was_said_to_open(
         now = opens_at
     assert window.room(now) >= amount - CLOSE
     assert now <= 3.0 + 0.01 * taken + 2 * 10.5
+
+
+@pytest.mark.parametrize("make", [SlidingWindow, FixedWindow, Bucket])
+def test_l09_tokens_are_used_to_the_full_by_calls_of_up_to_five_percent(make: Callable[..., Window]) -> None:
+    starts = saturate(make(30_000, 60.0), 12 * 60.0, (300.0, 1000.0, 1500.0))
+    assert sum(amount for at, amount in starts if at >= 60.0) >= 0.97 * 30_000 * 11

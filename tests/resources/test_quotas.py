@@ -24,7 +24,7 @@ from headgate import (
     TaskPool,
 )
 from headgate.core.clock import clock
-from headgate.testing import settle, virtual
+from headgate.testing import VirtualLoop, settle, virtual
 from tests.conftest import SCALE
 from tests.resources.support import Gate, at_once, ident
 
@@ -522,3 +522,24 @@ async def test_h10_what_a_call_gave_back_that_was_cancelled_serves_another_key_o
     await asyncio.wait([first, second])
     assert second.result() == "a"
     assert clock.now() <= 22
+
+
+# -- a busy event loop ------------------------------------------------------------------------------------------------
+
+
+@virtual
+async def test_l09_calls_wait_instead_of_bursting_when_the_event_loop_lagged() -> None:
+    """The first calls hold the loop before they send anything, as making a TLS context does."""
+    pool, loop = limited("a", quota=Quota(requests=2, per=1.0)), asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    arrivals: list[float] = []
+    held = [0.7, 0.7, 0.4]
+
+    async def operation(_: object) -> None:
+        await asyncio.sleep(0)
+        if held:
+            loop.sleep(held.pop())
+        arrivals.append(clock.now())
+
+    await asyncio.gather(*(pool.run(operation, wait_for_capacity=True) for _ in range(10)))
+    assert all(later - earlier >= 0.99 for earlier, later in zip(arrivals, arrivals[2:], strict=False))

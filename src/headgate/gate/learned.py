@@ -22,7 +22,8 @@ _TRUST_KEPT: Final = 0.95
 _TRUST_GAINED: Final = 0.0003
 _LEAST_TRUST: Final = 0.1
 _ORDER: Final = 0.25
-"""Seconds within which calls may be counted in another order than they started in."""
+"""Seconds within which calls may be counted in another order than they started in, unless answers come sooner."""
+_JITTER: Final = 0.02
 _SAME_END: Final = 1.0
 """Seconds: ends of windows that are closer than this are the same."""
 _UNTOLD: Final = 1.0
@@ -69,11 +70,13 @@ class LearnedLimit:
         "_caution",
         "_counts_tokens",
         "_end",
+        "_latency",
         "_level",
         "_newest",
         "_overstated",
         "_pace",
         "_rate_range",
+        "_refused_at",
         "_rows",
         "_span",
         "_trust",
@@ -98,9 +101,11 @@ class LearnedLimit:
         self._anchor: _Answer | None = None
         self._rate_range = (0.0, math.inf)
         self._caution = 1.0
+        self._refused_at = -math.inf  # when it last grew
         self._trust = 1.0  # the part of the rate that answers describe which refusals have left
         self._overstated = 0.0  # by how much `remaining` is more than there is, as refusals show
         self._answers = 0
+        self._latency = 0.0  # the longest that a recent answer took
         self._rows: list[Row] = []  # calls that started since `_newest`, or shortly before: start and amount
         self._at = -math.inf  # the last start
         self._pace = Pace(1.0)
@@ -127,6 +132,11 @@ class LearnedLimit:
             if low <= self.limit / per <= high:
                 return self._trust * self.limit / per
         return self._trust * (low + (high - low) / 4 if low > 0 else high / 2)
+
+    @property
+    def _order(self) -> float:
+        """Seconds within which calls may be counted in another order than they started in."""
+        return min(_ORDER, self._latency)
 
     # -- taking --------------------------------------------------------------------------------------------------------
 
@@ -216,6 +226,7 @@ class LearnedLimit:
         if remaining is None:
             return
         self._answers += 1
+        self._latency = max(now - start, 0.9 * self._latency)
         self._caution = max(1.0, self._caution * 0.98)
         self._trust = min(1.0, self._trust + _TRUST_GAINED)
         self._advance(now)
@@ -240,9 +251,10 @@ class LearnedLimit:
 
         `remaining` is what the headers of the refusal said. If that was enough for the call, headers promise too much.
         """
-        if self._caution > _PLENTY:  # refused again and again: the limit itself is lower than what was told
-            self._trust = max(_LEAST_TRUST, self._trust * _TRUST_KEPT)
-        self._caution = min(_MOST_CAUTION, self._caution * 2)
+        if start > self._refused_at:  # the others of a storm started before anybody knew
+            if self._caution > _PLENTY:  # refused again and again: the limit itself is lower than what was told
+                self._trust = max(_LEAST_TRUST, self._trust * _TRUST_KEPT)
+            self._caution, self._refused_at = min(_MOST_CAUTION, self._caution * 2), now
         self._answers = 1
         place = bisect_left(self._rows, [start])
         amount = self._rows.pop(place)[1] if place < len(self._rows) and self._rows[place][0] == start else 0.0
@@ -257,7 +269,8 @@ class LearnedLimit:
         if after is None and start == self._asked and was is None:
             self._vote(-1)
         elif after is not None and math.isfinite(self._end):  # a bucket has some long before it is full
-            self._vote(1 if after < (self._end - now) / 2 - _ORDER else -1 if after > self._end - now - _ORDER else 0)
+            left = self._end - now
+            self._vote(1 if after < left / 2 - self._order else -1 if after > left - self._order else 0)
         if self.kind == "bucket":
             rate = self.rate or 0.0
             wait = after if after is not None else 1.0 / rate if rate else _UNTOLD
@@ -299,10 +312,10 @@ class LearnedLimit:
     def _bound(self, level: float, start: float) -> None:
         """Take in an answer: the level now would be `level` if no call had been counted after that one."""
         assert self._level is not None
-        if start < self._newest - _ORDER:
+        if start < self._newest - self._order:
             return  # it says nothing new
-        highest = level - self._since(start + _ORDER)
-        lowest = level - self._since(start - _ORDER, start)
+        highest = level - self._since(start + self._order)
+        lowest = level - self._since(start - self._order, start)
         self._level = min(highest, max(lowest, self._level))
         if self.limit is not None:
             self._level = min(self._level, self.limit)
@@ -310,7 +323,7 @@ class LearnedLimit:
     def _compare(self, answer: _Answer) -> None:
         """Vote for a bucket or a window: what happened to "now + reset" since an earlier answer?"""
         anchor = self._anchor
-        if anchor is None or answer.start >= anchor.start + anchor.reset - _ORDER:  # that window may have ended
+        if anchor is None or answer.start >= anchor.start + anchor.reset - self._order:  # that window may have ended
             self._anchor = answer
             return
         if answer.start < min(anchor.arrived, anchor.start + 1.0):
@@ -318,7 +331,7 @@ class LearnedLimit:
         moved = answer.start + answer.reset - anchor.start - anchor.reset
         made = answer.used - anchor.used if self._counts_tokens else max(1.0, answer.used - anchor.used)
         expected = max(0.0, made) * anchor.reset / max(1.0, anchor.used)  # how far a bucket's "full at" moves at least
-        doubt = 2 * (_ORDER + _rounding(answer.reset))
+        doubt = 2 * (self._order + _rounding(answer.reset)) + _JITTER
         if answer.used < anchor.used and moved > 4 * expected + doubt:
             self._anchor = answer  # a new window
         elif expected > doubt or abs(moved) > doubt:
@@ -394,10 +407,11 @@ class LearnedLimit:
             "votes": self._votes,
             "anchor": None if self._anchor is None else list(self._anchor),
             "rates": [self._rate_range[0], _finite(self._rate_range[1])],
-            "caution": self._caution,
+            "caution": [self._caution, _finite(self._refused_at)],
             "trust": self._trust,
             "overstated": self._overstated,
             "answers": self._answers,
+            "latency": self._latency,
             "asks": [_finite(self._asks_at), _finite(self._asked)],
             "rows": self._rows,
             "at": _finite(self._at),
@@ -414,10 +428,13 @@ class LearnedLimit:
         self._anchor = None if anchor is None else _Answer(*map(number, several(anchor, 4)))
         low, high = several(body.get("rates"), 2)
         self._rate_range = (number(low), math.inf if high is None else number(high))
-        self._caution = max(1.0, min(_MOST_CAUTION, number(body.get("caution"))))
+        caution, refused_at = several(body.get("caution"), 2)
+        self._caution = max(1.0, min(_MOST_CAUTION, number(caution)))
+        self._refused_at = -math.inf if refused_at is None else number(refused_at)
         self._trust = max(_LEAST_TRUST, min(1.0, number(body.get("trust"))))
         self._overstated = max(0.0, number(body.get("overstated")))
         self._answers = int(number(body.get("answers")))
+        self._latency = number(body.get("latency"))
         asks_at, asked = several(body.get("asks"), 2)
         self._asks_at = math.inf if asks_at is None else number(asks_at)
         self._asked = -math.inf if asked is None else number(asked)

@@ -168,11 +168,12 @@ class SlidingWindow:
             self._paced_at = -math.inf
 
     def retime(self, since: float, now: float) -> None:
-        """Count what started after `since` as started now: those calls could not reach the provider before."""
+        """Count what started since then as started now: those calls could not reach the provider before."""
         late = bisect_left(self._rows, [self._leaves_at(since)])
         moved, self._rows[late:] = sum(amount for _, amount in self._rows[late:]), []
         self._used -= moved
         self._add(self._leaves_at(now), moved)
+        self._pace.level, self._pace.at = min(self._pace.level, self._pace.burst - moved), now
         self._paced_at = -math.inf
 
     def rows(self) -> list[Row]:

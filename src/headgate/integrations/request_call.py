@@ -96,6 +96,7 @@ class RequestCall:
         except BaseException as error:
             self._ended(error)
             raise
+        self._engine.watch_lag(self._use)
         return self._use.member.resource
 
     def take_sync(self) -> Any:

@@ -221,7 +221,7 @@ class Account:
             self.budget.refused(spent or told or {REQUESTS: None}, refusal.retry_after, start, now)
 
     def retime(self, since: float, now: float) -> None:
-        """Note that the event loop stood still since then, so that calls reach the service later than they started."""
+        """Count what started since then as started now: the event loop stood still, and nothing was sent before."""
         self.budget.retime(since, now)
 
     # -- open and closed ----------------------------------------------------------------------------------------------

@@ -21,6 +21,9 @@ _USES: ContextVar[tuple[Use, ...]] = ContextVar("headgate_uses", default=())
 
 def begin_use(use: Use) -> Token[tuple[Use, ...]]:
     """Note that what runs in this context from now on belongs to this use, until `end_use`."""
+    engine = use.member.rotation.owner
+    if engine is not None:
+        engine.watch_lag(use)
     return _USES.set((*_USES.get(), use))
 
 

@@ -22,7 +22,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
-from contextvars import copy_context
+from contextvars import Context, copy_context
 from functools import partial
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
@@ -35,7 +35,7 @@ from headgate.core.redaction import log_exception, redact
 from headgate.core.weakrefs import WeakList
 from headgate.errors import PoolExhausted
 from headgate.resources import events
-from headgate.resources.accounts import Account, Refusal
+from headgate.resources.accounts import Account, Refusal, Reservation
 from headgate.resources.attempts import AttemptTimeout, Call
 from headgate.resources.current_use import attributed, use_of
 from headgate.resources.effects import (
@@ -80,7 +80,7 @@ _abandoned: deque[Use | WaitTicket] = deque()
 
 _SIBLING, _TIMEOUT = "sibling", "timeout"
 _TOO_MANY = 429
-_LAG = 0.05  # seconds by which an alarm that rings late means that the event loop stood still
+_LAG = 0.05  # seconds; a timer that is later than this means that the event loop stood still
 MOST_ASKED = 4
 """How often a call without a wait mode asks other processes. Each time, somebody else may be quicker."""
 
@@ -119,7 +119,6 @@ class Engine(Generic[T]):
         """Has a resource got a quota because of what answers said, so that the cost of calls matters?"""
         self._hinted = False
         self._alarm: tuple[object, float] | None = None  # the waiter that watches the next cooldown, and its end
-        self._alarm_set_at = 0.0
         rotation.owner = self
 
     # -- a call -------------------------------------------------------------------------------------------------------
@@ -518,6 +517,29 @@ class Engine(Generic[T]):
         if account is not None:
             self.told(account, use, limits, status)
 
+    def watch_lag(self, use: Use) -> None:
+        """Notice it if the event loop stands still right after a use has begun, before it could send anything.
+
+        Then its quota counts it from when the loop runs again. Otherwise calls would catch up, and the provider would
+        see them all at once.
+        """
+        reservation = use.reservation
+        if reservation is None or reservation.account.quota == LEARN:
+            return
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return  # a thread without a loop
+        loop.call_later(_LAG, self._check_lag, reservation, clock.now() + _LAG, context=Context())
+
+    def _check_lag(self, reservation: Reservation, due: float) -> None:
+        now = clock.now()
+        if now > due + _LAG:
+            with lock:
+                reservation.account.retime(reservation.start, now)
+                effects = self.rotation.quota_changed(reservation.account, now)
+            self.carry_out(effects)
+
     def eased(self, use: Use, signal: Signal | None, headers: object) -> Signal | None:
         """Let a refused resource rest until its learned quota allows the next call, not until all of it is there.
 
@@ -605,8 +627,7 @@ class Engine(Generic[T]):
             alarm = (waiter, expiry)
             if alarm == self._alarm and not waiter.is_gone():
                 return alarm
-            self._alarm_set_at = clock.now()
-            if waiter.set_alarm(expiry - self._alarm_set_at, self._ring):
+            if waiter.set_alarm(expiry - clock.now(), self._ring):
                 return alarm
             rotation.wait_queue.leave(first)  # its loop is gone
             _abandoned.append(first)
@@ -614,10 +635,8 @@ class Engine(Generic[T]):
 
     def _ring(self) -> None:
         with lock:
-            now, alarm = clock.now(), self._alarm
             self._alarm = None
-            is_late = alarm is not None and now > alarm[1] + _LAG
-            effects = self.rotation.advance(now, self._alarm_set_at - _LAG if is_late else None)
+            effects = self.rotation.advance(clock.now())
         self.carry_out(effects)
         self.watch()
 

@@ -169,7 +169,12 @@ class LeasedBudget:
                 self._is_news = True
 
     def retime(self, since: float, now: float) -> None:
-        """Do nothing: what was reported stays."""
+        """Count what started since then as started now. What was reported before stays as it is."""
+        moved_to = self._started_at = max(now + self._offset, self._started_at + _TICK)
+        for own in self._rows.values():
+            late = [start for start in own if start >= since]
+            if late:
+                own[moved_to] = sum(own.pop(start) for start in late)
 
     def observe(self, limits: Iterable[Limit], start: float, now: float) -> None:
         """Report what an answer said that arrived at `now`, to a call that started at `start`."""

@@ -137,7 +137,7 @@ class Ledger:
                 window.amend(amount, start, now)
 
     def retime(self, since: float, now: float) -> None:
-        """Note that the event loop stood still since then: what started in the meantime begins now."""
+        """Count what started since then as started now."""
         for window in self.windows.values():
             if isinstance(window, SlidingWindow):  # others are not counted by when a call starts
                 window.retime(since, now)

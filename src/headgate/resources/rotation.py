@@ -237,11 +237,8 @@ class Rotation:
         """Whether a member opens that `advance` has not seen."""
         return bool(self.cooling) and self.cooling[0][0] <= now
 
-    def advance(self, now: float, stood_still_since: float | None = None) -> Effects:
-        """End the cooldowns that are over, open what has some of its quota again, and serve those who waited.
-
-        Calls that started while the event loop stood still reach their service only now, and count from now on.
-        """
+    def advance(self, now: float) -> Effects:
+        """End the cooldowns that are over, open what has some of its quota again, and serve those who waited."""
         effects: Effects = []
         rested: list[Resource[Any]] = []
         accounts: set[Account | None] = set()
@@ -251,9 +248,6 @@ class Rotation:
                 rested.append(resource)
                 effects += self._reopen(resource, on_trial=True)
             accounts.add(member.sharing.account)
-        for account in accounts:
-            if account is not None and stood_still_since is not None:
-                account.retime(stood_still_since, now)
         effects += self._serve(rested, now, accounts) or ()
         return effects
 
