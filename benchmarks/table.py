@@ -107,12 +107,19 @@ def times(ratio: float) -> str:
     return f"{ratio:,.0f}x" if ratio >= 20 else f"{ratio:.2f}x"
 
 
-def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table that is readable as text and as Markdown, figures aligned to the right."""
+def formatted(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table that is readable as text and as Markdown, figures aligned to the right."""
     widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
-    print(f"\n{title}\n")
-    for row in (header, ["-" * (width - 1) + ":" for width in widths], *rows):
-        print("| " + " | ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) + " |")
+    lines = (
+        "| " + " | ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) + " |"
+        for row in (header, ["-" * (width - 1) + ":" for width in widths], *rows)
+    )
+    return "\n".join([f"\n{title}\n", *lines])
+
+
+def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table as `formatted` makes it."""
+    print(formatted(title, header, rows))
 
 
 def warn_if_busy() -> None:

@@ -14,10 +14,34 @@ import json
 import sys
 import time
 from collections import Counter, defaultdict
+from typing import Protocol
 
 KEYS = [f"sk-{number}" for number in range(1, 6)]
 LATENCY = 0.03
 """Seconds that an answer takes."""
+
+
+def completion(text: str, prompt_tokens: int, completion_tokens: int) -> bytes:
+    """An answer of OpenAI's chat completions API with one choice."""
+    message = {"role": "assistant", "content": text}
+    choice = {"index": 0, "finish_reason": "stop", "message": message}
+    total = prompt_tokens + completion_tokens
+    usage = {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens, "total_tokens": total}
+    reply = {"id": "c", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice], "usage": usage}
+    return json.dumps(reply).encode()
+
+
+class Answers(Protocol):
+    """What `serve` needs of an upstream."""
+
+    async def answer(self, key: str, body: bytes) -> tuple[int, dict[str, str], bytes]:
+        """Answer one request for a completion: status, headers, body."""
+
+    def reset(self) -> None:
+        """Forget everything."""
+
+    def counts(self) -> bytes:
+        """What was counted, as JSON."""
 
 
 class Upstream:
@@ -62,18 +86,7 @@ class Upstream:
         prompt = json.loads(body)["messages"][-1]["content"]
         self.paid[prompt] += 1
         await asyncio.sleep(LATENCY)
-        message = {"role": "assistant", "content": f"answer to {prompt}"}
-        choice = {"index": 0, "finish_reason": "stop", "message": message}
-        usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
-        reply = {
-            "id": "c",
-            "object": "chat.completion",
-            "created": 0,
-            "model": "m",
-            "choices": [choice],
-            "usage": usage,
-        }
-        return json.dumps(reply).encode()
+        return completion(f"answer to {prompt}", 1, 1)
 
     def counts(self) -> bytes:
         """What was counted, as JSON."""
@@ -82,7 +95,7 @@ class Upstream:
         return json.dumps({**told, "paid_twice": paid_twice}).encode()
 
 
-async def serve(upstream: Upstream) -> None:
+async def serve(upstream: Answers) -> None:
     """Serve for ever, on a port that is printed."""
 
     async def visit(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
