@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Mapping
 from typing import Any, Final, Literal, NamedTuple
 
@@ -19,7 +19,9 @@ _MOST_CAUTION: Final = 40.0
 _PLENTY: Final = 4.0
 """Caution above which refusals are not explained by calls that overtake each other on their way."""
 _TRUST_KEPT: Final = 0.95
-_TRUST_GAINED: Final = 0.0003
+_ENOUGH: Final = 3.0
+"""Accepted calls between two refusals that say something about the rate."""
+_TRUST_GAINED: Final = 0.0001
 _LEAST_TRUST: Final = 0.1
 _ORDER: Final = 0.25
 """Seconds within which calls may be counted in another order than they started in, unless answers come sooner."""
@@ -61,6 +63,7 @@ class LearnedLimit:
     """
 
     __slots__ = (
+        "_accepted",
         "_anchor",
         "_answers",
         "_as_of",
@@ -82,12 +85,18 @@ class LearnedLimit:
         "_trust",
         "_votes",
         "held",
+        "kind",
         "limit",
+        "rate",
     )
 
     def __init__(self, *, counts_tokens: bool = False) -> None:
         self.limit: float | None = None
         """How much a full bucket or a whole window holds, or None if no answer has said so."""
+        self.kind: Kind | None = None
+        """What the answers describe, or None if they leave it open."""
+        self.rate: float | None = None
+        """How fast a bucket refills, or None if that is not known."""
         self.held: float = 0.0
         self._counts_tokens = counts_tokens
         self._level: float | None = None  # without what is held
@@ -102,6 +111,7 @@ class LearnedLimit:
         self._rate_range = (0.0, math.inf)
         self._caution = 1.0
         self._refused_at = -math.inf  # when it last grew
+        self._accepted = 0.0  # what calls took since then and were not refused
         self._trust = 1.0  # the part of the rate that answers describe which refusals have left
         self._overstated = 0.0  # by how much `remaining` is more than there is, as refusals show
         self._answers = 0
@@ -111,26 +121,25 @@ class LearnedLimit:
         self._pace = Pace(1.0)
 
     @property
-    def kind(self) -> Kind | None:
-        """What the answers describe, or None if they leave it open."""
-        if self._votes > 0:
-            return "bucket" if self.rate is not None else None
-        return "window" if self._votes else None
-
-    @property
     def is_known(self) -> bool:
         """Whether an answer has said what is left."""
         return self._level is not None
 
-    @property
-    def rate(self) -> float | None:
-        """How fast a bucket refills, or None if that is not known."""
+    def _conclude(self) -> None:
+        """Draw the conclusions from what was learned: the rate and the kind."""
+        self.rate = None if self.limit is None else self._likely_rate(self.limit)
+        if self._votes > 0:
+            self.kind = "bucket" if self.rate is not None else None
+        else:
+            self.kind = "window" if self._votes else None
+
+    def _likely_rate(self, limit: float) -> float | None:
         low, high = self._rate_range
-        if self.limit is None or math.isinf(high):
+        if math.isinf(high):
             return None
         for per in _PERIODS:
-            if low <= self.limit / per <= high:
-                return self._trust * self.limit / per
+            if low <= limit / per <= high:
+                return self._trust * limit / per
         return self._trust * (low + (high - low) / 4 if low > 0 else high / 2)
 
     @property
@@ -196,6 +205,7 @@ class LearnedLimit:
     def count(self, amount: float, start: float, now: float) -> None:
         """Count an amount that is used by a call that started at `start`."""
         self._at = max(self._at, start)
+        self._accepted += amount
         if start >= self._asks_at:
             self._asks_at, self._asked = math.inf, start
         if self._level is not None:
@@ -228,12 +238,14 @@ class LearnedLimit:
         self._answers += 1
         self._latency = max(now - start, 0.9 * self._latency)
         self._caution = max(1.0, self._caution * 0.98)
-        self._trust = min(1.0, self._trust + _TRUST_GAINED)
+        if self._trust < 1.0:  # the longer there is no refusal, the faster
+            self._trust = min(1.0, self._trust + _TRUST_GAINED * (1.0 + self._answers / 50))
         self._advance(now)
         was = self.kind
         if reset is not None and reset > 0 and self.limit is not None:
             self._compare(_Answer(start, now, self.limit - remaining, reset))
             self._learn_rate(self.limit - remaining, reset, remaining)
+            self._conclude()
         remaining = max(0.0, remaining - self._overstated)
         if self._level is None or was != self.kind:
             self._begin(remaining, reset, start, now)
@@ -244,7 +256,7 @@ class LearnedLimit:
         self._newest = max(self._newest, start)
         if self.kind is None and remaining < 1 and reset and self.limit is not None and not self._counts_tokens:
             self._asks_at = now + max(_TRANSIT, 1.1 * reset / self.limit)  # a bucket has one then, a window has none
-        del self._rows[: bisect_left(self._rows, [self._newest - 2 * _ORDER])]
+        del self._rows[: bisect_left(self._rows, [self._newest - 2 * self._order])]
 
     def refused(self, after: float | None, remaining: float | None, *, start: float, now: float) -> None:
         """Learn from a refusal: its call was not counted. `after`: the seconds it was asked to wait, if any.
@@ -252,12 +264,12 @@ class LearnedLimit:
         `remaining` is what the headers of the refusal said. If that was enough for the call, headers promise too much.
         """
         if start > self._refused_at:  # the others of a storm started before anybody knew
-            if self._caution > _PLENTY:  # refused again and again: the limit itself is lower than what was told
-                self._trust = max(_LEAST_TRUST, self._trust * _TRUST_KEPT)
-            self._caution, self._refused_at = min(_MOST_CAUTION, self._caution * 2), now
+            self._distrust(now)
+            self._caution, self._refused_at, self._accepted = min(_MOST_CAUTION, self._caution * 2), now, 0.0
         self._answers = 1
         place = bisect_left(self._rows, [start])
         amount = self._rows.pop(place)[1] if place < len(self._rows) and self._rows[place][0] == start else 0.0
+        self._accepted -= amount
         if remaining is not None and self.limit is not None and remaining - self._overstated >= max(1.0, amount):
             truth = max(0.0, amount - (self.rate or 0.0) * (after or 0.0)) if self.kind == "bucket" else 0.0
             self._overstated = min(0.9 * self.limit, self.limit - 1.0, remaining - truth)
@@ -280,6 +292,15 @@ class LearnedLimit:
             if after is not None and after > 0 and (was is None or math.isinf(self._end)):
                 self._end = now + after
 
+    def _distrust(self, now: float) -> None:
+        """Learn that a bucket refills more slowly than was told: about as fast as calls were accepted meanwhile."""
+        if self.rate is not None and (self._caution > _PLENTY or self._trust < 1.0):
+            kept = _TRUST_KEPT
+            if self._accepted >= _ENOUGH:
+                kept = max(0.85, min(0.99, self._accepted / max(now - self._refused_at, SOON) / self.rate))
+            self._trust = max(_LEAST_TRUST, kept * self._trust)
+            self._conclude()
+
     def _learn_limit(self, limit: float) -> None:
         self._rate_range, self._anchor, self._span = (0.0, math.inf), None, 0.0
         self.limit = limit
@@ -287,6 +308,7 @@ class LearnedLimit:
         self._pace.level = min(self._pace.level, self._pace.burst)
         if self._level is not None:
             self._level = min(self._level, limit)
+        self._conclude()
 
     def _begin(self, remaining: float, reset: float | None, start: float, now: float) -> None:
         """Take an answer as it is: it is the first, or the first of this kind."""
@@ -340,6 +362,7 @@ class LearnedLimit:
 
     def _vote(self, vote: int) -> None:
         self._votes = max(-_MOST_VOTES, min(_MOST_VOTES, self._votes + vote)) or vote
+        self._conclude()
 
     def _learn_rate(self, used: float, reset: float, remaining: float) -> None:
         """Narrow down how fast a bucket refills: used / reset, where both are rounded."""
@@ -386,7 +409,8 @@ class LearnedLimit:
 
     def _since(self, start: float, but: float | None = None) -> float:
         """What calls take that started after `start`, except for the one that started at `but`."""
-        return sum(amount for at, amount in self._rows if at > start and at != but)
+        later = self._rows[bisect_right(self._rows, [start, math.inf]) :]
+        return sum(amount for at, amount in later if at != but) if later else 0.0
 
     def _merge(self) -> None:
         """Halve the rows. Each amount is counted as started a little later than it was."""
@@ -407,7 +431,7 @@ class LearnedLimit:
             "votes": self._votes,
             "anchor": None if self._anchor is None else list(self._anchor),
             "rates": [self._rate_range[0], _finite(self._rate_range[1])],
-            "caution": [self._caution, _finite(self._refused_at)],
+            "caution": [self._caution, _finite(self._refused_at), self._accepted],
             "trust": self._trust,
             "overstated": self._overstated,
             "answers": self._answers,
@@ -428,9 +452,10 @@ class LearnedLimit:
         self._anchor = None if anchor is None else _Answer(*map(number, several(anchor, 4)))
         low, high = several(body.get("rates"), 2)
         self._rate_range = (number(low), math.inf if high is None else number(high))
-        caution, refused_at = several(body.get("caution"), 2)
+        caution, refused_at, accepted = several(body.get("caution"), 3)
         self._caution = max(1.0, min(_MOST_CAUTION, number(caution)))
         self._refused_at = -math.inf if refused_at is None else number(refused_at)
+        self._accepted = number(accepted)
         self._trust = max(_LEAST_TRUST, min(1.0, number(body.get("trust"))))
         self._overstated = max(0.0, number(body.get("overstated")))
         self._answers = int(number(body.get("answers")))
@@ -442,6 +467,7 @@ class LearnedLimit:
         self._at = _optional(body, "at", -math.inf)
         burst, level, at = several(body.get("pace"), 3)
         self._pace = Pace(number(burst), number(level), -math.inf if at is None else number(at))
+        self._conclude()
 
 
 def _rounding(reset: float) -> float:
