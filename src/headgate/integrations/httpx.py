@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 from headgate.core.checks import Affinity, checked_seconds, is_finite
 from headgate.core.clock import clock
 from headgate.errors import InvalidType, PoolExhausted
-from headgate.integrations.http_errors import http_errors
 from headgate.integrations.key_rules import Header, KeyRules
 from headgate.integrations.request_call import RequestCall, Verdict, errors_of_strangers, proxy_errors
 from headgate.integrations.token_usage import estimated_tokens
 from headgate.resources.engine import engine_of
+from headgate.resources.http_errors import http_errors
 from headgate.resources.model import Resource
 from headgate.resources.pool import ResourcePool
 from headgate.resources.run_options import plan_of

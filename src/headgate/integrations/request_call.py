@@ -12,10 +12,10 @@ from typing import Any
 
 from headgate.core.clock import clock
 from headgate.errors import PoolExhausted
-from headgate.integrations.http_errors import http_errors, is_connection_error
 from headgate.integrations.token_usage import UsageReader
 from headgate.resources.accounts import Reservation
 from headgate.resources.engine import Engine, lock
+from headgate.resources.http_errors import http_errors, is_connection_error
 from headgate.resources.http_status import status_of
 from headgate.resources.members import Use
 from headgate.resources.quota import LEARN
