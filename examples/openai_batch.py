@@ -1,7 +1,12 @@
-"""A batch with the OpenAI SDK: keys that are limited rest, a revoked one is dropped, and tenants take turns."""
+"""A batch with the OpenAI SDK: keys that are limited rest, a revoked one is dropped, and tenants take turns.
+
+The function only asks. The client reports to its key what answers say about limits and tokens, and the pool judges the
+errors that the SDK raises.
+"""
 
 import asyncio
 import json
+import os
 from collections import Counter
 
 from small_upstream import Reply, serve
@@ -9,23 +14,25 @@ from small_upstream import Reply, serve
 from headgate import ResourcePool, TaskPool, fair_round_robin
 from headgate.integrations import openai
 
-keys = ResourcePool({"key-1": "sk-aaa", "key-2": "sk-bbb", "key-3": "sk-ccc"}, max_in_flight=4)
-prompts = [{"tenant": "acme", "text": f"Question {number}"} for number in range(90)]
-prompts += [{"tenant": "bolt", "text": "An urgent question"}, {"tenant": "bolt", "text": "Another one"}]
+keys = ResourcePool({"key-1": "sk-aaa", "key-2": "sk-bbb", "key-3": "sk-ccc"}, quota="learn", cancel_siblings=False)
+prompts = [{"tenant": "acme", "text": f"Question {number}", "tokens": 20} for number in range(90)]
+prompts += [{"tenant": "bolt", "text": text, "tokens": 20} for text in ("An urgent question", "Another one")]
+finished = []
+
+
+async def ask(key, prompt):
+    client = openai.client(key)  # an AsyncOpenAI that uses this key
+    messages = [{"role": "user", "content": prompt["text"]}]
+    answer = await client.chat.completions.create(model="gpt", messages=messages)
+    finished.append(prompt["tenant"])
+    return answer.choices[0].message.content
 
 
 async def main():
-    finished = []
-    async with serve(provider) as url, openai.client(keys, base_url=f"{url}/v1") as sdk:  # an AsyncOpenAI
-        async with TaskPool("batch", max_concurrent=8, queue=fair_round_robin("tenant")) as pool:
-
-            async def ask(prompt):
-                messages = [{"role": "user", "content": prompt["text"]}]
-                answer = await sdk.chat.completions.create(model="gpt", messages=messages)
-                finished.append(prompt["tenant"])
-                return answer.choices[0].message.content
-
-            answers = [answer async for answer in pool.map(ask, prompts, tenant="tenant", window=100)]
+    async with serve(provider) as url:
+        os.environ["OPENAI_BASE_URL"] = f"{url}/v1"  # in place of api.openai.com
+        async with TaskPool("batch", max_concurrent=8, resources=keys, queue=fair_round_robin("tenant")) as pool:
+            answers = [one async for one in pool.map(ask, prompts, tenant="tenant", cost="tokens", window=100)]
     print(len(answers), "answers, the last one:", answers[-1])
     print("bolt did not wait for acme:", finished.index("bolt") < 30)
     print("key-2:", keys.snapshot()["key-2"]["status"])

@@ -66,9 +66,9 @@ if TYPE_CHECKING:
         install_task_factory,
     )
     from headgate.integrations.dask import DaskPlacement
-    from headgate.integrations.http_errors import http_errors
     from headgate.integrations.ray import RayPlacement
     from headgate.resources import CooldownResource, DisableResource, Quota, Resource, ResourcePool, RetryOperation
+    from headgate.resources.http_errors import http_errors
     from headgate.stores.shared.postgres import PostgresStore
     from headgate.stores.shared.sqlite import SqliteStore
     from headgate.tasks import (
@@ -243,7 +243,6 @@ _PACKAGES = {
     ),
     "headgate.combined.pool": ("TaskPool", "pool_create"),
     "headgate.integrations.dask": ("DaskPlacement",),
-    "headgate.integrations.http_errors": ("http_errors",),
     "headgate.integrations.ray": ("RayPlacement",),
     "headgate.resources": (
         "CooldownResource",
@@ -253,6 +252,7 @@ _PACKAGES = {
         "ResourcePool",
         "RetryOperation",
     ),
+    "headgate.resources.http_errors": ("http_errors",),
     "headgate.stores.shared.postgres": ("PostgresStore",),
     "headgate.stores.shared.sqlite": ("SqliteStore",),
     "headgate.tasks": (

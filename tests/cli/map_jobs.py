@@ -138,6 +138,69 @@ async def revokes(key: Any, record: Any) -> Any:
     raise DisableResource(f"401 for {key.value}")
 
 
+def answered(status: int) -> Exception:
+    """What httpx raises after such an answer."""
+    import httpx
+
+    request = httpx.Request("POST", "https://api.example.org/v1")
+    return httpx.HTTPStatusError("no", request=request, response=httpx.Response(status, request=request))
+
+
+async def raises_what_the_client_raises(key: Any, record: Any) -> Any:
+    """As everybody writes it first. A revoked key fails at once, and so it is free again at once."""
+    await asyncio.sleep(0 if key.resource_id == "revoked" else 0.005)
+    calls.append((key.resource_id, record["id"]))
+    if key.resource_id == "revoked":
+        raise answered(401)
+    return {"id": record["id"]}
+
+
+async def fails_upstream(key: Any, record: Any) -> Any:
+    calls.append(record["id"])
+    if record["id"] == 1:
+        raise answered(500)
+    return record["id"]
+
+
+def judges(outcome: Any) -> Any:
+    """A classifier: what a key that is told "no" says about itself."""
+    return DisableResource("it said no") if isinstance(outcome, LookupError) else None
+
+
+async def says_no(key: Any, record: Any) -> Any:
+    if key.resource_id == "bad":
+        raise LookupError("no")
+    return record["id"]
+
+
+async def judges_later(outcome: Any) -> Any: ...
+
+
+def takes_two(one: Any, two: Any) -> Any: ...
+
+
+def tokens_of(record: Any) -> Any:
+    """How many tokens a record reserves."""
+    return record["size"] * 2
+
+
+async def tokens_later(record: Any) -> Any: ...
+
+
+running: dict[str, int] = {"tokens": 0, "most": 0}
+
+
+async def takes_tokens(key: Any, record: Any) -> Any:
+    """Notes how many tokens are reserved by the calls that run at the same time."""
+    size = int(record["size"])
+    running["tokens"] += size
+    running["most"] = max(running["most"], running["tokens"])
+    await asyncio.sleep(0.003)
+    running["tokens"] -= size
+    key.spent(0)
+    return {"id": record["id"], "price": 0.5}
+
+
 async def says_the_key(key: Any, record: Any) -> Any:
     raise ValueError(f"refused: {key.value}")
 

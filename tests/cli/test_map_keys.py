@@ -203,3 +203,180 @@ def test_c14_h10_a_wrong_quota_in_a_file_of_keys_is_named(tmp_path: Path, quota:
     path.chmod(0o600)
     with pytest.raises(WrongCall, match=r'keys\.toml: .*write quota = "learn" or'):
         read_keys([str(path)], {})
+
+
+# -- what errors say about keys ----------------------------------------------------------------------------------------
+
+
+def test_c14_c13_r80_a_function_that_raises_the_errors_of_its_client_loses_no_record(
+    tmp_path: Path, calls: list[Any]
+) -> None:
+    keys_file(tmp_path, '[keys]\nrevoked = "sk-revoked-1"\ngood = "sk-good-1"')
+    ended = mapped(
+        tmp_path, "raises_what_the_client_raises", "--keys", "keys.toml", "--max-concurrent", "5", "--json", count=100
+    )
+    assert ended.returncode == 0, ended.stderr
+    written = [json.loads(line)["id"] for line in (tmp_path / "out.jsonl").read_text("utf-8").splitlines()]
+    assert written == [*range(100)]
+    seen = json.loads(ended.stdout)["keys"]
+    assert (seen["revoked"]["status"], seen["revoked"]["done"]) == ("disabled", 0)
+    assert (seen["good"]["status"], seen["good"]["done"], seen["good"]["failed"]) == ("healthy", 100, 0)
+    assert sum(key == "revoked" for key, _ in calls) <= 5, "those that had begun"
+
+
+def test_c13_c14_what_failed_with_a_key_is_not_done(tmp_path: Path) -> None:
+    keys_file(tmp_path, 'classify = "none"\n[keys]\nrevoked = "sk-revoked-1"\ngood = "sk-good-1"')
+    ended = mapped(tmp_path, "raises_what_the_client_raises", "--keys", "keys.toml", "--json", count=50)
+    assert ended.returncode == 1
+    figures = json.loads(ended.stdout)
+    seen = figures["keys"]
+    assert (seen["revoked"]["status"], seen["revoked"]["done"]) == ("healthy", 0)
+    assert seen["revoked"]["failed"] == figures["failed"] > 0
+    assert seen["good"]["done"] == figures["done"]
+    assert f"key revoked: 0 done, {figures['failed']} failed" in ended.stderr
+
+
+def test_c14_r77_a_file_of_keys_names_a_classifier(tmp_path: Path) -> None:
+    keys_file(tmp_path, 'classify = "map_jobs:judges"\n[keys]\nbad = "sk-bad-1"\ngood = "sk-good-1"')
+    ended = mapped(tmp_path, "says_no", "--keys", "keys.toml", "--json")
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout)["keys"]["bad"]["status"] == "disabled"
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ('"http_error"', 'classify must be "http_errors", "none" or "module:function", got \'http_error\''),
+        ("3", 'keys.toml: classify must be "http_errors"'),
+        ("false", 'keys.toml: classify must be "http_errors"'),
+        ('"map_jobs:judge"', "map_jobs has no function judge; did you mean judges?"),
+        ('"no_such_module:judge"', "there is no module no_such_module"),
+        ('"map_jobs:takes_two"', "is called with an error or a result (classify, in the file of keys)"),
+        ('"map_jobs:judges_later"', "classify must be a plain function, got an async one"),
+    ],
+)
+def test_c14_a_wrong_classifier_is_named_before_anything_runs(given: str, words: str, tmp_path: Path) -> None:
+    keys_file(tmp_path, f'classify = {given}\n[keys]\na = "{SECRET}"')
+    ended = mapped(tmp_path, "with_key", "--keys", "keys.toml")
+    assert ended.returncode == 2
+    assert words in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert not list(tmp_path.glob("out.jsonl*"))
+
+
+@pytest.mark.parametrize(
+    ("setting", "options", "attempts"),
+    [("", (), 3), ("", ("--retries", "4"), 5), ("max_attempts = 7\n", (), 7), ('classify = "none"\n', (), 1)],
+)
+def test_c14_r80_errors_of_the_service_are_tried_a_few_times(
+    setting: str, options: tuple[str, ...], attempts: int, tmp_path: Path, calls: list[Any]
+) -> None:
+    keys_file(tmp_path, f'{setting}[keys]\na = "sk-a"\nb = "sk-b"')
+    ended = mapped(tmp_path, "fails_upstream", "--keys", "keys.toml", *options, count=3)
+    assert ended.returncode == 1
+    assert (calls.count(1), calls.count(0), calls.count(2)) == (attempts, 1, 1)
+    [line] = (tmp_path / "out.jsonl.failed.jsonl").read_text("utf-8").splitlines()
+    assert json.loads(line)["attempts"] == attempts
+
+
+# -- tokens ------------------------------------------------------------------------------------------------------------
+
+
+def sized(folder: Path, sizes: Sequence[Any], *options: str, quota: str = "{ tokens = 100, per = 600.0 }") -> Ended:
+    """Map a function over records of these sizes, with a key that has a quota of tokens."""
+    import map_jobs
+
+    map_jobs.running.update(tokens=0, most=0)
+    keys_file(folder, f'quota = {quota}\n[keys]\na = "sk-a-1"')
+    records = [{"id": number, **({} if size is None else {"size": size})} for number, size in enumerate(sizes)]
+    (folder / "in.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records), "utf-8")
+    arguments = ("map_jobs:takes_tokens", "in.jsonl", "-o", "out.jsonl", "--keys", "keys.toml", *options)
+    return run_here("map", *arguments, cwd=folder)
+
+
+@pytest.mark.parametrize(("reserve", "most"), [("size", 90), ("map_jobs:tokens_of", 30)])
+def test_c10_h10_records_reserve_tokens(reserve: str, most: int, tmp_path: Path) -> None:
+    import map_jobs
+
+    ended = sized(tmp_path, [30] * 20, "--reserve", reserve, "--cost", "price", "--json")
+    assert ended.returncode == 0, ended.stderr
+    assert map_jobs.running["most"] == most, "of 100 tokens, three of 30, or one of 60; 10 run at a time"
+    assert json.loads(ended.stdout)["cost"] == 10.0, "--cost is the sum of a field of the results"
+
+
+def test_c10_h10_a_field_of_csv_is_a_number_too(tmp_path: Path) -> None:
+    keys_file(tmp_path, 'quota = { tokens = 100, per = 600.0 }\n[keys]\na = "sk-a-1"')
+    (tmp_path / "in.csv").write_text("id,size\n1,30\n2,4.5e1\n3,many\n", "utf-8")
+    arguments = ("map_jobs:tells_itself", "in.csv", "-o", "out.jsonl", "--keys", "keys.toml", "--reserve", "size")
+    ended = run_here("map", *arguments, cwd=tmp_path)
+    assert ended.returncode == 1
+    assert len((tmp_path / "out.jsonl").read_text("utf-8").splitlines()) == 2
+    [failed] = map(json.loads, (tmp_path / "out.jsonl.failed.jsonl").read_text("utf-8").splitlines())
+    assert (failed["line"], failed["message"]) == (
+        4,
+        "its size is 'many': --reserve needs a number of tokens, 0 or more",
+    )
+
+
+@pytest.mark.parametrize(
+    ("size", "words"),
+    [
+        (None, "it has no field 'size': --reserve needs a number of tokens, 0 or more"),
+        (-1, "its size is -1: --reserve needs"),
+        ("lots", "its size is 'lots': --reserve needs"),
+        (True, "its size is True: --reserve needs"),
+        ([1], "its size is [1]: --reserve needs"),
+        ("nan", "its size is 'nan': --reserve needs"),
+        (10**400, "--reserve needs"),
+    ],
+)
+def test_c10_h10_a_record_without_a_number_of_tokens_fails_and_is_named(size: Any, words: str, tmp_path: Path) -> None:
+    ended = sized(tmp_path, [1, size, 1], "--reserve", "size", "--id", "id")
+    assert ended.returncode == 1
+    [failed] = map(json.loads, (tmp_path / "out.jsonl.failed.jsonl").read_text("utf-8").splitlines())
+    assert (failed["line"], failed["id"], failed["attempts"]) == (2, 1, 0)
+    assert words in failed["message"]
+    assert len((tmp_path / "out.jsonl").read_text("utf-8").splitlines()) == 2
+
+
+def test_c10_h10_what_the_function_of_a_record_raises_fails_the_record(tmp_path: Path) -> None:
+    ended = sized(tmp_path, [1, None, "x"], "--reserve", "map_jobs:tokens_of")
+    assert ended.returncode == 1
+    first, second = map(json.loads, (tmp_path / "out.jsonl.failed.jsonl").read_text("utf-8").splitlines())
+    assert "the function of --reserve failed on it: KeyError: 'size'" in first["message"]
+    assert "what the function returned for it is 'xx': --reserve needs a number" in second["message"]
+
+
+def test_c10_h10_a_record_that_needs_more_than_there_ever_is_fails_alone(tmp_path: Path) -> None:
+    ended = sized(tmp_path, [30, 500, 30], "--reserve", "size")
+    assert ended.returncode == 1
+    assert len((tmp_path / "out.jsonl").read_text("utf-8").splitlines()) == 2
+    [failed] = map(json.loads, (tmp_path / "out.jsonl.failed.jsonl").read_text("utf-8").splitlines())
+    assert failed["record"]["size"] == 500
+    assert "the quota of none of them allows a task with cost=500" in failed["message"]
+
+
+@pytest.mark.parametrize(
+    ("reserve", "quota", "words"),
+    [
+        ("size", "{ requests = 5 }", "--reserve needs a quota of tokens, and no key has one: write quota = { tokens"),
+        ("map_jobs:tokens_off", '"learn"', "map_jobs has no function tokens_off"),
+        ("map_jobs:takes_two", '"learn"', "is called with the record (--reserve), and does not take one argument"),
+        ("map_jobs:tokens_later", '"learn"', "cannot be async or a routine"),
+        ("map_jobs:on_a_worker", '"learn"', "cannot be async or a routine"),
+        (" ", '"learn"', "must not be blank"),
+    ],
+)
+def test_c10_h10_a_wrong_reserve_is_named_before_anything_runs(
+    reserve: str, quota: str, words: str, tmp_path: Path
+) -> None:
+    ended = sized(tmp_path, [1], "--reserve", reserve, quota=quota)
+    assert ended.returncode == 2
+    assert words in ended.stderr
+    assert not list(tmp_path.glob("out.jsonl*"))
+
+
+def test_c10_h10_reserve_needs_keys(tmp_path: Path) -> None:
+    ended = mapped(tmp_path, "same", "--reserve", "id")
+    assert ended.returncode == 2
+    assert "it needs --keys" in ended.stderr

@@ -308,6 +308,13 @@ def test_c24_a_wrong_call_is_exit_code_2_and_shows_no_key(
     assert "Traceback" not in ran.stderr
 
 
+def test_c24_c14_a_classifier_in_a_file_of_keys_is_for_batches(tmp_path: Path) -> None:
+    path = written(tmp_path / "keys.toml", f'classify = "none"\n[keys]\nonly = "{KEY}"\n')
+    ran = run_here("serve-keys", *HERE, "--keys", path)
+    assert (ran.returncode, ran.stdout) == (2, ""), ran.stderr
+    assert "`classify` in a file of keys is for `headgate map`" in ran.stderr
+
+
 def test_c24_a_port_in_use_is_exit_code_1() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])

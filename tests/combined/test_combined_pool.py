@@ -11,6 +11,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 import headgate.tasks
@@ -880,6 +881,71 @@ async def test_r77_what_classify_calls_a_signal_spends_an_attempt() -> None:
         with pytest.raises(PoolExhausted) as caught:
             await (await pool.submit(Script(503).run, max_attempts=2, retries=9))
     assert [type(one.signal) for one in caught.value.attempts] == [RetryOperation, RetryOperation]
+
+
+def answered(status: int, **headers: str) -> httpx.HTTPStatusError:
+    """What `raise_for_status` raises after such an answer."""
+    request = httpx.Request("POST", "https://api.example.org/v1")
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return httpx.HTTPStatusError("no", request=request, response=httpx.Response(status, headers=named, request=request))
+
+
+@virtual
+async def test_r77_r80_errors_of_http_clients_that_tasks_raise_are_signals_by_default() -> None:
+    keys = shared("a", "b", "c", "d", strategy="primary_backup")
+    script = Script(answered(401), answered(429, retry_after="50"), answered(503), 200)
+    async with TaskPool(resources=keys) as pool:
+        assert await (await pool.submit(script.run)) == 200
+        assert script.keys == ["a", "b", "c", "d"]
+        assert [status(keys, key) for key in "abcd"] == ["disabled", "cooling_down", "healthy", "healthy"]
+        assert keys.snapshot()["b"]["cooldown_seconds_remaining"] == 50
+        with pytest.raises(httpx.HTTPStatusError):
+            await (await pool.submit(Script(answered(404)).run))
+        assert status(keys, "c") == "healthy"
+
+
+@virtual
+async def test_r77_r80_a_response_that_a_task_returns_is_its_result() -> None:
+    keys, response = shared("a"), httpx.Response(503)
+    async with TaskPool(resources=keys) as pool:
+        assert await pool.run(Script(response).run) is response
+
+
+@pytest.mark.parametrize("error", [TimeoutError(), ConnectionResetError()], ids=repr)
+@virtual
+async def test_r77_r80_a_timeout_of_the_tasks_own_does_not_run_it_twice(error: Exception) -> None:
+    script = Script(error)
+    async with TaskPool(resources=shared("a", "b")) as pool:
+        with pytest.raises(type(error)):
+            await (await pool.submit(script.run))
+    assert len(script.keys) == 1
+
+
+@virtual
+async def test_r77_classify_none_takes_no_error_for_a_signal(caplog: pytest.LogCaptureFixture) -> None:
+    keys = shared("a", "b", classify=None)
+    script = Script(answered(401))
+    async with TaskPool(resources=keys) as pool:
+        with pytest.raises(httpx.HTTPStatusError):
+            await (await pool.submit(script.run))
+    with pytest.raises(httpx.HTTPStatusError):
+        await keys.run(Script(answered(401)).run)
+    assert (script.keys, status(keys, "a"), status(keys, "b")) == (["a"], "healthy", "healthy")
+    assert not caplog.records, "who says None needs no hint"
+
+
+@virtual
+async def test_r77_r80_retries_count_for_errors_of_the_service_too() -> None:
+    script = Script(answered(500))
+    async with TaskPool(resources=shared("a", "b")) as pool:
+        with pytest.raises(PoolExhausted) as caught:
+            await (await pool.submit(script.run))
+        assert len(script.keys) == 3, "the max_attempts of the pool"
+        assert isinstance(caught.value.__cause__, RetryOperation)
+        assert isinstance(caught.value.__cause__.__cause__, httpx.HTTPStatusError)
+        with pytest.raises(PoolExhausted):
+            await (await pool.submit(script.run, retries=4))
+    assert len(script.keys) == 3 + 5
 
 
 # -- siblings ------------------------------------------------------------------------------

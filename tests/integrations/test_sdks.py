@@ -370,5 +370,5 @@ def test_c22_options_that_the_pool_takes_care_of_are_refused(sdk: Sdk, options: 
         sdk.ours.client(pool_of("k"), **options)
     with pytest.raises(InvalidType, match="takes a ResourcePool"):
         sdk.ours.client(["k"])
-    with pytest.raises(InvalidType, match="takes a ResourcePool or a RotatingTransport"):
+    with pytest.raises(InvalidType, match="or a RotatingTransport, got RotatingSyncTransport"):
         sdk.ours.client(RotatingSyncTransport(pool_of("k")))

@@ -50,6 +50,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="KEYS",
         help="a TOML file with keys, env:NAME, or command:...; repeatable",
     )
+    run.add_argument(
+        "--reserve",
+        type=name,
+        metavar="TOKENS",
+        help="tokens that a record takes of the quota of its key: a field, or module:function of the record",
+    )
     run.add_argument("--retries", type=whole(0), default=0, metavar="N", help="try a record that fails N times more")
     order = run.add_mutually_exclusive_group()
     order.add_argument("--fair", type=name, metavar="FIELD", help="in turn between the values of this field")
@@ -95,6 +101,7 @@ def run(options: argparse.Namespace) -> int:
             priority=options.priority,
             id=options.id,
             cost=options.cost,
+            reserve=options.reserve,
             retries=options.retries,
             limit=options.limit,
             ordered=not options.unordered,

@@ -166,6 +166,8 @@ def _keys(options: argparse.Namespace) -> Keys:
     from headgate.cli.batch.keys import read_keys
 
     keys = read_keys(options.keys, os.environ)
+    if keys.classify is not None:
+        raise WrongCall("`classify` in a file of keys is for `headgate map`: the proxy judges answers by its own rules")
     for key, fields in keys.fields.items():
         value = fields["value"]
         if not isinstance(value, str) or not value.isascii() or not value.isprintable() or not value.strip():

@@ -102,12 +102,12 @@ class TaskLauncher:
                     result = await permit.running
         except BaseException as error:
             if self._placing is not None:
-                permit.rest(before, noted())
+                permit.tell(before, noted())
             if not self._verdicts.failed(task, permit, error, completion):
                 raise
         else:
             if self._placing is not None:
-                permit.rest(before, noted())
+                permit.tell(before, noted())
             self._verdicts.succeeded(task, permit, result, completion)
         finally:
             del task  # see `LocalLauncher._drive`

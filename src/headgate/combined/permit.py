@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from headgate.context.rests import Noted, spent_of
+from headgate.context.rests import Note
 from headgate.core.cancellation import Steered
-from headgate.core.current_task import tenant_text
+from headgate.core.current_task import CURRENT, tenant_text
+from headgate.resources.engine import Engine
+from headgate.resources.http_status import Answer
 from headgate.resources.members import Use
 from headgate.resources.model import Resource
 from headgate.tasks.model import RanWith, TaskRecord, remains_of
@@ -69,16 +71,22 @@ class Permit:
         """Is a resource in use until the call has ended? Then a cancelled caller waits for that end."""
         return self.use is not None
 
-    def rest(self, before: Noted, after: Noted) -> None:
-        """Let the resource rest after the attempt, and count the tokens, as its function told on a worker."""
-        if after is None or after == before or self.resource is None or after[0] != self.resource_id:
+    def tell(self, before: Note | None, after: Note | None) -> None:
+        """Tell the resource what its function told on a worker: a rest, tokens, and what an answer said of limits."""
+        if after is None or after == before or self.resource is None or after.resource_id != self.resource_id:
             return
-        if before is None or after[:4] != before[:4]:
-            self.resource.rest(after[1], after[2])
-        known = 0.0 if before is None or before[0] != after[0] else spent_of(before) or 0.0
-        tokens = (spent_of(after) or 0.0) - known
-        if tokens > 0 and self.use is not None and self.use.reservation is not None:
-            self.use.reservation.spend(tokens)
+        known = before if before is not None and before.resource_id == after.resource_id else Note(after.resource_id)
+        if after.at != known.at:
+            self.resource.rest(after.seconds, after.reason)
+        use = self.use
+        if use is None or use.reservation is None:
+            return
+        if after.spent > known.spent:
+            use.reservation.spend(after.spent - known.spent)
+        engine = use.member.rotation.owner
+        if after.told is not None and after.told != known.told and engine is not None:
+            status, headers = after.told
+            engine.hear(use, Answer(status, dict(headers)))
 
     def placed(self, uid: str) -> None:
         """Note which worker was given the call."""
@@ -115,3 +123,11 @@ class Permit:
         self.interrupted = True
         if self.running is not None:
             self.running.stop(_STOP)
+
+
+def use_of_task(engine: Engine[Any]) -> Use | None:
+    """The use of a resource of this pool with which the task runs whose code asks; None if there is none."""
+    task: TaskRecord | None = CURRENT.get()
+    permit = None if task is None else task.permit
+    use = permit.use if isinstance(permit, Permit) else None
+    return use if use is not None and use.member.rotation.owner is engine and use.is_running else None

@@ -45,9 +45,9 @@ class RemoteCall:
         return not self._verdicts.failed(task, permit, error, self._completion)
 
     def changed(self, before: Context, after: Context) -> None:
-        """Let the resource rest, if the function asked for it there."""
+        """Tell the resource what the function told there."""
         if self._permit is not None:
-            self._permit.rest(noted(before), noted(after))
+            self._permit.tell(noted(before), noted(after))
 
     def unplaced(self) -> None:
         """Run the task in an asyncio Task, where it waits for a worker: no worker has run it."""

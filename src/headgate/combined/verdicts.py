@@ -208,7 +208,9 @@ class Verdicts:
         call = calls.get(task)
         if call is None:
             most = None if task.terms.wish is None else task.terms.wish[1]
-            call = calls[task] = resources.call(requirement_of(task), most)
+            # An error that nobody asked us to judge must not cost the task the retries that it was submitted with.
+            retries = task.terms.retries if signal is not error and not resources.classifies else 0
+            call = calls[task] = resources.call(requirement_of(task), most, retries)
         resource_id = use.member.resource.resource_id
         reason = f"{resource_id}: {redact(_text(signal))} ({type(signal).__name__})"
         if call.failed(use, signal, clock.now(), resources.successes):

@@ -1,48 +1,66 @@
-"""`resource.rest()` and `resource.spent()` on a worker: a context variable carries them back, with the answer."""
+"""`resource.rest()`, `.spent()` and `.learn()` on a worker: a context variable carries them back, with the answer."""
 
 from __future__ import annotations
 
 import contextvars
-from typing import Final
+from collections.abc import Mapping
+from typing import Final, NamedTuple
 
 from headgate.context.variables import ContextVar
 from headgate.core.clock import clock
 from headgate.core.rests import send_rests
 
-Noted = tuple[str, float, str | None, float, float | None] | tuple[str, float, str | None, float] | None
-"""Resource id, seconds and reason of the last rest, when that was told, which tells it from the one before, and the
-tokens that were spent. Former releases know of no tokens."""
+Told = tuple[int | None, tuple[tuple[str, str], ...]]
+"""The status and the rate-limit headers of an answer."""
 
-_REST: Final[ContextVar[Noted]] = ContextVar("rest", default=None)
+
+class Note(NamedTuple):
+    """What a function told about its resource."""
+
+    resource_id: str
+    seconds: float = 0.0
+    """Of the last rest that it asked for."""
+    reason: str | None = None
+    at: float = 0.0
+    """When it asked for that rest, which tells the rest from the one before."""
+    spent: float = 0.0
+    """The tokens that it has used."""
+    told: Told | None = None
+    """By its last answer."""
+
+
+_REST: Final[ContextVar[tuple[object, ...] | None]] = ContextVar("rest", default=None)
 
 
 def listen() -> None:
-    """Note rests of resources that no pool of this process holds, for the caller of the routine that asks for them."""
-    send_rests(_note, _note_spent)
+    """Note what is told of resources that no pool of this process holds, for the caller of the routine."""
+    send_rests(_note, _note_spent, _note_told)
 
 
-def noted(context: contextvars.Context | None = None) -> Noted:
-    """What was asked for last in this context, or in the current one."""
-    return _REST.get() if context is None else context.run(_REST.get)
-
-
-def spent_of(note: Noted) -> float | None:
-    """The tokens that were told to be spent, if any."""
-    return note[4] if note is not None and len(note) > 4 else None
+def noted(context: contextvars.Context | None = None) -> Note | None:
+    """What was told last in this context, or in the current one."""
+    found = _REST.get() if context is None else context.run(_REST.get)
+    return None if found is None else Note(*found)  # type: ignore[arg-type]
 
 
 def _note(resource_id: str, seconds: float, reason: str | None) -> None:
-    before = _REST.get()
-    spent = None
-    if before is not None and before[0] == resource_id:
-        spent = spent_of(before)
-        if before[1] > seconds:
-            seconds = before[1]
-    _REST.set((resource_id, seconds, reason, clock.now(), spent))
+    before = _before(resource_id)
+    _tell(before._replace(seconds=max(seconds, before.seconds), reason=reason, at=clock.now()))
 
 
 def _note_spent(resource_id: str, tokens: float) -> None:
-    before = _REST.get()
-    if before is None or before[0] != resource_id:
-        before = (resource_id, 0.0, None, 0.0)
-    _REST.set((before[0], before[1], before[2], before[3], (spent_of(before) or 0.0) + tokens))
+    before = _before(resource_id)
+    _tell(before._replace(spent=before.spent + tokens))
+
+
+def _note_told(resource_id: str, status: int | None, headers: Mapping[str, str]) -> None:
+    _tell(_before(resource_id)._replace(told=(status, tuple(headers.items()))))
+
+
+def _before(resource_id: str) -> Note:
+    before = noted()
+    return before if before is not None and before.resource_id == resource_id else Note(resource_id)
+
+
+def _tell(note: Note) -> None:
+    _REST.set(tuple(note))  # plain values: what travels is read by workers of other versions too

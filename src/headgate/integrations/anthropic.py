@@ -1,4 +1,4 @@
-"""Clients of the anthropic SDK that rotate the keys of a ResourcePool."""
+"""Clients of the anthropic SDK that rotate the keys of a ResourcePool, or use the key of a task."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ __all__ = ["client", "sync_client"]
 
 client: ClientMaker[RotatingTransport, AsyncAnthropic]
 client = ClientMaker("anthropic", "AsyncAnthropic", RotatingTransport, header="x-api-key")
-"""Make an AsyncAnthropic whose requests are given keys of a pool: ``client(pool)``. Its options: `ClientMaker`."""
+"""Make an AsyncAnthropic: ``client(pool)`` gives each request a key of the pool, ``client(key)`` sends all with one.
+
+Its options: `ClientMaker.__call__`.
+"""
 
 sync_client: ClientMaker[RotatingSyncTransport, Anthropic]
 sync_client = ClientMaker("anthropic", "Anthropic", RotatingSyncTransport, header="x-api-key")

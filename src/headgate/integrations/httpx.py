@@ -7,6 +7,11 @@ is sent again with another one, as it is after a server's error or a broken conn
 the client gets the last refusal; one that disabled its key only if no other key is left, or nothing else was answered.
 The client never sees a key: the key is written into a copy of its request.
 
+    client = httpx.AsyncClient(transport=RotatingTransport(key))
+
+Inside a task or call that was given a key, requests go with that key, and an error is for whoever gave it. A transport
+over the pool does the same inside a task of a TaskPool that has its key from this pool.
+
 Nothing here imports httpx: the classes are those of the library that the request is of.
 """
 
@@ -22,14 +27,16 @@ from functools import cache, partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 
+from headgate.combined.permit import use_of_task
 from headgate.core.checks import Affinity, checked_seconds, is_finite
 from headgate.core.clock import clock
 from headgate.errors import InvalidType, PoolExhausted
-from headgate.integrations.http_errors import http_errors
 from headgate.integrations.key_rules import Header, KeyRules
-from headgate.integrations.request_call import RequestCall, Verdict, errors_of_strangers, proxy_errors
+from headgate.integrations.request_call import HeldCall, RequestCall, Verdict, errors_of_strangers, proxy_errors
 from headgate.integrations.token_usage import estimated_tokens
 from headgate.resources.engine import engine_of
+from headgate.resources.http_errors import http_errors
+from headgate.resources.http_status import HEARD
 from headgate.resources.model import Resource
 from headgate.resources.pool import ResourcePool
 from headgate.resources.run_options import plan_of
@@ -74,7 +81,7 @@ class _Rotating:
 
     def __init__(
         self,
-        pool: ResourcePool[Any],
+        pool: ResourcePool[Any] | Resource[Any],
         *,
         header: Header = None,
         hosts: Iterable[str] | None = None,
@@ -84,28 +91,37 @@ class _Rotating:
         cost: float | Callable[[Any], float] | None = None,
         **options: Unpack[TransportOptions],
     ) -> None:
-        """`header`: where the key goes, a name or a function from the resource to headers.
+        """`pool` is where keys come from, or the one key to use, which a task or call was given.
 
-        By default that is the header that the client has already filled (`x-api-key` and the like), or else
-        `Authorization: Bearer`. `hosts` names where keys may go; by default where the first request goes. Requests to
-        other places are sent without a key. `insecure=True` lets keys go over plain HTTP. With `proxies=True` the
-        values of the resources are URLs of proxies, and no header is written. `transport` is what sends; by default
-        the usual transport of the library. `cost` is how many tokens a request takes of the quota of its key, a number
-        or a function of the request; by default that is estimated from its body if keys have a quota. When the answer
-        tells how many it was, that number counts. The other options are those of `ResourcePool.run_sync`.
+        `header` says where the key goes, a name or a function from the resource to headers. By default that is the
+        header that the client has already filled (`x-api-key` and the like), or else `Authorization: Bearer`. `hosts`
+        names where keys may go; by default where the first request goes. Requests to other places are sent without a
+        key. `insecure=True` lets keys go over plain HTTP. With `proxies=True` the values of the resources are URLs of
+        proxies, and no header is written. `transport` is what sends; by default the usual transport of the library.
+        `cost` is how many tokens a request takes of the quota of its key, a number or a function of the request; by
+        default that is estimated from its body if keys have a quota. When the answer tells how many it was, that number
+        counts. The other options are those of `ResourcePool.run_sync`.
         """
-        if not isinstance(pool, ResourcePool):
+        if not isinstance(pool, (ResourcePool, Resource)):
             raise InvalidType(
-                f"{type(self).__name__} takes a ResourcePool, got {type(pool).__name__}",
-                remedy="Make one from your keys: ResourcePool([...]).",
+                f"{type(self).__name__} takes a ResourcePool, or the Resource that a task was given, "
+                f"got {type(pool).__name__}",
+                remedy="Make a pool from your keys: ResourcePool([...]).",
+            )
+        self._held = pool if isinstance(pool, Resource) else None
+        if self._held is not None and (options or cost is not None):
+            raise InvalidType(
+                f"{type(self).__name__} takes no option {next(iter(options), 'cost')!r} with a single key: "
+                "the task or call that was given the key has these options",
+                remedy="Leave it out, or pass the ResourcePool.",
             )
         if proxies and (header is not None or transport is not None or hosts is not None):
             raise InvalidType(
                 "with proxies=True there is no header=, hosts= or transport=: no key is sent, each proxy has its own",
                 remedy="Leave them out.",
             )
-        self._engine = engine_of(pool)
-        attempts = self._engine.plan.max_attempts
+        self._engine = None if isinstance(pool, Resource) else engine_of(pool)
+        attempts = 1 if self._engine is None else self._engine.plan.max_attempts
         self._plan = plan_of(options, method=type(self).__name__, allowed=CALL_OPTIONS, max_attempts=attempts)
         self._rules = KeyRules(header, hosts, insecure)
         if not (cost is None or callable(cost) or (is_finite(cost) and cost >= 0)):
@@ -113,7 +129,8 @@ class _Rotating:
                 f"cost must be a number of tokens or a function of the request, got {cost!r}",
                 remedy="Leave it out: then it is estimated.",
             )
-        has_quotas = any(one.sharing.account is not None for one in list(self._engine.rotation.members.values()))
+        members = () if self._engine is None else list(self._engine.rotation.members.values())
+        has_quotas = any(one.sharing.account is not None for one in members)
         self._cost: float | Callable[[Any], float] = _estimated_cost if cost is None else cost
         self._has_costs = has_quotas or cost is not None
         self._proxies = proxies
@@ -131,7 +148,7 @@ class _Rotating:
 
     def bound_errors(self) -> None:
         """Let `max_attempts` count refusals of keys, and the pool's own number the errors that are of no key."""
-        self._most_errors = self._engine.plan.max_attempts
+        self._most_errors = None if self._engine is None else self._engine.plan.max_attempts
 
     def distrust_requests(self) -> None:
         """Let no single request take away the keys from others: it may disable one, and let keys rest for a minute."""
@@ -147,7 +164,11 @@ class _Rotating:
             )
         return False
 
-    def _call(self, request: Any, may_repeat: bool) -> RequestCall:
+    def _call(self, request: Any, may_repeat: bool) -> RequestCall | HeldCall:
+        held = self._held or self._of_task()
+        if held is not None:
+            return HeldCall(held, self._verdict)
+        assert self._engine is not None, "there is a key or a pool"
         has_costs = self._has_costs or self._engine.learns
         plan = replace(self._plan, cost=self._cost_of(request, may_repeat)) if has_costs else self._plan
         is_retry = partial(_is_retry, request)
@@ -160,6 +181,12 @@ class _Rotating:
             most_errors=self._most_errors,
             most_disabled=self._most_disabled,
         )
+
+    def _of_task(self) -> Resource[Any] | None:
+        """The resource of this pool that the task has in which the request is made, if the request may go with it."""
+        use = None if self._engine is None else use_of_task(self._engine)
+        fits = use is not None and self._plan.requirement.fits(use.member.resource)
+        return use.member.resource if use is not None and fits else None
 
     def _cost_of(self, request: Any, loaded: bool) -> float:
         if self._cost is _estimated_cost and not loaded:
@@ -197,7 +224,7 @@ class RotatingTransport(_Rotating, _Async, _Async2):
 
     async def handle_async_request(self, request: Any) -> Any:
         """Send a request with a key, again with another one if it is refused, and return the answer."""
-        library = _library_of(request.__class__)
+        library = library_of(request.__class__)
         if not self._uses_pool(request.url):
             return await self._inner(library, None, "AsyncHTTPTransport").handle_async_request(request)
         if not (loaded := _is_loaded(request)) and _is_short(request):
@@ -216,6 +243,7 @@ class RotatingTransport(_Rotating, _Async, _Async2):
                 opened = _Opened(await inner.handle_async_request(self._keyed(library, request, resource)))
                 await opened.read_async()
                 signal = call.refused(opened.status, opened.headers, partial(opened.judged, library))
+                opened.is_heard = call.is_heard
                 if signal is None:
                     return opened.answer(library, _async_stream(library)(opened, call))
                 failures.note(opened.refusal(library), signal)
@@ -251,7 +279,7 @@ class RotatingSyncTransport(_Rotating, _Sync, _Sync2):
 
     def handle_request(self, request: Any) -> Any:
         """Send a request with a key, again with another one if it is refused, and return the answer."""
-        library = _library_of(request.__class__)
+        library = library_of(request.__class__)
         if not self._uses_pool(request.url):
             return self._inner(library, None, "HTTPTransport").handle_request(request)
         if not (loaded := _is_loaded(request)) and _is_short(request):
@@ -270,6 +298,7 @@ class RotatingSyncTransport(_Rotating, _Sync, _Sync2):
                 opened = _Opened(inner.handle_request(self._keyed(library, request, resource)))
                 opened.read()
                 signal = call.refused(opened.status, opened.headers, partial(opened.judged, library))
+                opened.is_heard = call.is_heard
                 if signal is None:
                     return opened.answer(library, _sync_stream(library)(opened, call))
                 failures.note(opened.refusal(library), signal)
@@ -304,7 +333,7 @@ class RotatingSyncTransport(_Rotating, _Sync, _Sync2):
 
 
 @cache
-def _library_of(kind: type[Any]) -> Any:
+def library_of(kind: type[Any]) -> Any:
     """The module, httpx or httpx2, of which this is a class of requests."""
     for base in kind.__mro__:
         module = sys.modules.get(base.__module__.partition(".")[0])
@@ -360,7 +389,7 @@ def _is_short(request: Any) -> bool:
 class _Opened:
     """An answer of which the beginning has been read: of an error its text, of anything else the first bytes."""
 
-    __slots__ = ("_response", "_stream", "begun", "headers", "items", "status")
+    __slots__ = ("_response", "_stream", "begun", "headers", "is_heard", "items", "status")
 
     def __init__(self, response: Any) -> None:
         self._response: Any = response
@@ -369,6 +398,7 @@ class _Opened:
         self.headers: Any = response.headers
         self.items: Any = None
         self.begun: list[bytes] = []
+        self.is_heard: bool = False
 
     async def read_async(self) -> None:
         self.items = aiter(self._stream)
@@ -408,6 +438,8 @@ class _Opened:
     def answer(self, library: Any, stream: Any) -> Any:
         """The answer for the client: what the inner transport gave, with another stream, as clients do it too."""
         response, self._response = self._response, None  # else they would hold each other
+        if self.is_heard:
+            response.extensions[HEARD] = True
         if response.is_stream_consumed:  # it was made from bytes, as in tests: its stream would never be read
             kept = {"headers": self.headers, "stream": stream, "extensions": response.extensions}
             return library.Response(self.status, **kept)
@@ -421,7 +453,8 @@ class _Opened:
         headers.pop("transfer-encoding", None)
         body = b"".join(self.begun)
         headers["content-length"] = str(len(body))
-        return library.Response(self.status, headers=headers, stream=library.ByteStream(body))
+        known = {HEARD: True} if self.is_heard else {}
+        return library.Response(self.status, headers=headers, stream=library.ByteStream(body), extensions=known)
 
 
 class _Failures:
@@ -431,7 +464,7 @@ class _Failures:
     last failure of another kind: told that its key is invalid, it would give up, and told to wait, it may succeed.
     """
 
-    def __init__(self, library: Any, request: Any, call: RequestCall) -> None:
+    def __init__(self, library: Any, request: Any, call: RequestCall | HeldCall) -> None:
         self._library = library
         self._request = request
         self._call = call
@@ -479,7 +512,7 @@ def _async_stream(library: Any) -> Any:
     """A class of streams that end their use of a key, derived from the library's own as its clients ask for."""
 
     class HeldStream(library.AsyncByteStream):  # type: ignore[misc]
-        def __init__(self, opened: _Opened, call: RequestCall) -> None:
+        def __init__(self, opened: _Opened, call: RequestCall | HeldCall) -> None:
             self._opened = opened
             self._call = call
 
@@ -517,7 +550,7 @@ def _async_stream(library: Any) -> Any:
 @cache
 def _sync_stream(library: Any) -> Any:
     class HeldStream(library.SyncByteStream):  # type: ignore[misc]
-        def __init__(self, opened: _Opened, call: RequestCall) -> None:
+        def __init__(self, opened: _Opened, call: RequestCall | HeldCall) -> None:
             self._opened = opened
             self._call = call
 

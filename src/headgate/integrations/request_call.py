@@ -3,6 +3,9 @@
 The transports of `integrations.httpx` send and receive; this decides, and tells the pool. A request is given to the
 client as soon as it has an answer that is not a refusal, and from its first byte on nothing is tried again. Its use of
 the resource ends with the stream.
+
+A request that is made with a resource which its caller holds already, such as the key of a task, is a `HeldCall`: it is
+sent once, and whoever holds the resource judges the error and tries again.
 """
 
 from __future__ import annotations
@@ -10,15 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from headgate.core.clock import clock
 from headgate.errors import PoolExhausted
-from headgate.integrations.http_errors import http_errors, is_connection_error
 from headgate.integrations.token_usage import UsageReader
 from headgate.resources.engine import Engine, lock
-from headgate.resources.http_status import status_of
+from headgate.resources.http_errors import http_errors, is_connection_error
+from headgate.resources.http_status import Answer, status_of
 from headgate.resources.members import Use
-from headgate.resources.quota import LEARN
-from headgate.resources.rate_limits import may_be_spent, read_rate_limits
+from headgate.resources.model import Resource
+from headgate.resources.rate_limits import may_be_spent
 from headgate.resources.run_options import Plan
 from headgate.resources.signals import CooldownResource, DisableResource, RetryOperation, Signal
 
@@ -59,6 +61,9 @@ def errors_of_strangers(outcome: object) -> Signal | None:
 
 class RequestCall:
     """The attempts of one request."""
+
+    is_heard = False
+    """Whether the pool has learned from the answer, and must not do so again if it meets it elsewhere."""
 
     def __init__(
         self,
@@ -138,16 +143,10 @@ class RequestCall:
         A key without a quota gets one that is learned once an answer says that nothing remains. Until then headers
         cost next to nothing.
         """
-        account = use.member.sharing.account
-        if account is None:
-            limits = read_rate_limits(headers, clock.wall()) if may_be_spent(headers.raw) else None
-            if limits is not None and any(one.is_spent for one in limits.limits):
-                self._engine.begin_learning(use, limits, status)
-            return
         if use.reservation is not None:
             self._usage = UsageReader()
-        if account.quota == LEARN:
-            self._engine.told(account, use, read_rate_limits(headers, clock.wall()), status)
+        if use.member.sharing.account is not None or may_be_spent(headers.raw):
+            self._engine.hear(use, Answer(status, headers))
 
     def saw(self, chunk: bytes) -> None:
         """Look at a part of the answer that is given to the client: it may tell how many tokens it used."""
@@ -224,3 +223,68 @@ class RequestCall:
             self._disables_left -= 1
             return signal if self._disables_left >= 0 else None
         return signal
+
+
+class HeldCall:
+    """One request with a resource that its caller holds: a task, a call of `ResourcePool.run`, or a lease.
+
+    What the answer says about the quota, and the tokens that it used, is told to the resource, for the use in which the
+    request is made. A refusal is for the client: its error reaches the pool of the use, which judges it.
+    """
+
+    exhausted: PoolExhausted | None = None
+
+    def __init__(self, resource: Resource[Any], verdict: Verdict) -> None:
+        self._resource = resource
+        self._verdict = verdict
+        self._usage: UsageReader | None = None
+        self.is_heard: bool = False
+
+    async def take(self) -> Resource[Any]:
+        """Return the resource that is held."""
+        return self._resource
+
+    def take_sync(self) -> Resource[Any]:
+        """`take` for a thread without a loop."""
+        return self._resource
+
+    def raised(self, error: BaseException) -> float | None:
+        """Return None: the error goes to the client, and nothing is tried again here."""
+        return None
+
+    def refused(self, status: int, headers: Any, response: Callable[[], object]) -> Signal | None:
+        """Tell the resource what the answer says, and return what it says against the resource; None if nothing."""
+        sharing = self._resource.sharing
+        elsewhere = not sharing.members  # a worker's copy: the pool is in another process
+        if sharing.account is not None or elsewhere or may_be_spent(headers.raw):
+            self._usage = UsageReader()
+            self._resource.learn(Answer(status, headers))
+            self.is_heard = True
+        return self._verdict(response()) if status >= 400 else None
+
+    def saw(self, chunk: bytes) -> None:
+        """Look at a part of the answer that is given to the client: it may tell how many tokens it used."""
+        if self._usage is not None:
+            self._usage.feed(chunk)
+
+    def failed(self, signal: Signal) -> float | None:
+        """Return None: the refusal goes to the client, and nothing is tried again here."""
+        return None
+
+    def has_other_keys(self) -> bool:
+        """Return False: there is only the one that is held."""
+        return False
+
+    def done(self) -> None:
+        """Tell the resource how many tokens the answer used."""
+        usage, self._usage = self._usage, None
+        tokens = None if usage is None else usage.tokens()
+        if tokens is not None:
+            self._resource.spent(tokens)
+
+    def broke(self, error: Exception) -> None:
+        """End a request whose answer broke off. What was read of the answer counts."""
+        self.done()
+
+    def abandon(self) -> None:
+        """Do nothing: the resource belongs to somebody else. Safe in a finaliser."""

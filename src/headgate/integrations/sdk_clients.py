@@ -9,6 +9,8 @@ from typing import Any, Generic, TypeVar, cast
 
 from headgate.errors import InvalidType
 from headgate.integrations.httpx import CALL_OPTIONS, RotatingSyncTransport, RotatingTransport
+from headgate.integrations.shared_connections import SharedConnections, SharedSyncConnections
+from headgate.resources.model import Resource
 from headgate.resources.pool import ResourcePool
 
 WAITS_FOR = 60.0
@@ -33,7 +35,7 @@ class ClientMaker(Generic[TransportT, ClientT_co]):
 
     def __call__(
         self,
-        pool: ResourcePool[str] | TransportT,
+        pool: ResourcePool[str] | Resource[str] | TransportT,
         *,
         wait_for_capacity: bool | None = None,
         wait_for_cooldown: bool | None = None,
@@ -41,11 +43,16 @@ class ClientMaker(Generic[TransportT, ClientT_co]):
         within: float | None = None,
         **options: Any,
     ) -> ClientT_co:
-        """Make a client whose requests are given keys of the pool.
+        """Make a client whose requests are given keys of the pool, or go with the one key that is passed.
 
-        While all keys are limited or in use, a request waits for one, so that a batch goes through: as with
-        `wait_for_capacity=True, within=60` and up to 50 refusals of keys; errors of the server are tried again as often
-        as the pool's `max_attempts` says. These options, and the others of calls that `RotatingTransport` takes
+        With a key, as a task of a TaskPool, `headgate map` or an operation of `run` is given one: a request is sent
+        once, with that key. What its answer says about limits and tokens counts for the key, and the SDK's error is
+        for whoever gave the key. Make such a client where you use it: it costs 0.2 ms, and all of them share their
+        connections. A client of a pool does the same inside a task that has its key from that pool.
+
+        With a pool: while all keys are limited or in use, a request waits for one, so that a batch goes through: as
+        with `wait_for_capacity=True, within=60` and up to 50 refusals of keys; errors of the server are tried again as
+        often as the pool's `max_attempts` says. These options, and the others of calls that `RotatingTransport` takes
         (`deadline`, `retry_delay`, `tags`, `exclude`, `affinity`), mean the same as for `ResourcePool.run`. With
         `wait_for_capacity=False` a request does not wait, and the SDK raises its RateLimitError.
 
@@ -57,7 +64,7 @@ class ClientMaker(Generic[TransportT, ClientT_co]):
         return cast("ClientT_co", self._made(pool, every))
 
     def __repr__(self) -> str:
-        return f"<maker of {self._sdk}.{self._name} clients: call it with a ResourcePool>"
+        return f"<maker of {self._sdk}.{self._name} clients: call it with a ResourcePool, or with a key of one>"
 
     def _made(self, pool: Any, options: dict[str, Any]) -> Any:
         """Make the client. `options` are those of calls (None: as usual) and those of the SDK."""
@@ -105,9 +112,19 @@ def _transport_of(pool: Any, kind: type[Any], header: str, for_calls: dict[str, 
         if "max_attempts" not in for_calls:
             transport.bound_errors()
         return transport
+    if isinstance(pool, Resource):
+        if for_calls:
+            raise InvalidType(
+                f"client() takes no option {next(iter(for_calls))!r} with a single key: "
+                "the task or call that was given the key has it",
+                remedy="Leave it out, or pass the ResourcePool.",
+            )
+        shared = SharedConnections() if kind is RotatingTransport else SharedSyncConnections()
+        return kind(pool, header=header, transport=shared)
     if not isinstance(pool, kind):
         raise InvalidType(
-            f"client() takes a ResourcePool or a {kind.__name__}, got {type(pool).__name__}",
+            f"client() takes a ResourcePool, the Resource that a task was given, or a {kind.__name__}, "
+            f"got {type(pool).__name__}",
             remedy="Make a pool from your keys: ResourcePool([...]).",
         )
     if for_calls:

@@ -30,7 +30,6 @@ from headgate.resources.members import ANY, Requirement, Use, WaitTicket
 from headgate.resources.model import Resource
 from headgate.resources.openings import opens_at
 from headgate.resources.pool import ResourcePool
-from headgate.resources.run_options import Plan
 from headgate.resources.signals import Signal
 from headgate.resources.stats import describe
 
@@ -65,7 +64,7 @@ class Allocator:
         self.engine.followers.append(self)
         self._places: dict[Requirement, _Place] = {}
         self._granted: Use | None = None  # for the first task that can use it
-        self._plan = Plan(self.engine.plan.max_attempts, waits="for capacity")
+        self._plan = replace(self.engine.plan, waits="for capacity")
 
     # -- taking --------------------------------------------------------------------------------------------------------
 
@@ -182,7 +181,7 @@ class Allocator:
 
     @property
     def classifies(self) -> bool:
-        """Whether the pool has a classifier, which looks at results."""
+        """Whether the pool was given a classifier, which looks at results."""
         return self.engine.classify is not None
 
     def acquired(self, use: Use) -> None:
@@ -207,7 +206,7 @@ class Allocator:
 
     def failed(self, use: Use, error: BaseException) -> Signal | None:
         """End a use whose function raised `error`. Returns the signal to try again on, or None if there is none."""
-        return self.engine.fail(use, error, None, self._plan)
+        return self.engine.fail(use, error, None, self._plan, self.engine.classification.of_tasks)
 
     def judged(self, use: Use, result: object) -> Signal | None:
         """Ask the pool's classifier about a result; if it finds a signal, end the use with that and return it."""
@@ -303,11 +302,15 @@ class Allocator:
             first, status = min(closed)
             return max(0.0, first - now), "cooldown" if status == "cooling_down" else "quota"
 
-    def call(self, requirement: Requirement, max_attempts: int | None) -> Call:
-        """Make the `Call` that counts the attempts of one task."""
+    def call(self, requirement: Requirement, max_attempts: int | None, retries: int = 0) -> Call:
+        """Make the `Call` that counts the attempts of one task: `max_attempts`, or else at least `retries` more."""
         plan = self._plan
-        if max_attempts is not None or requirement != plan.requirement:
-            plan = replace(plan, max_attempts=max_attempts or plan.max_attempts, requirement=requirement)
+        if max_attempts is not None:
+            plan = replace(plan, max_attempts=max_attempts, max_errors=None)
+        elif retries >= plan.max_attempts:
+            plan = replace(plan, max_attempts=retries + 1)
+        if requirement != plan.requirement:
+            plan = replace(plan, requirement=requirement)
         return Call(plan, 0, clock.now(), cooldowns=Cooldowns())
 
     @property

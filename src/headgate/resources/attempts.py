@@ -66,6 +66,7 @@ class Call:
     __slots__ = (
         "_cooldowns",
         "_counted",
+        "_errors",
         "_matching",
         "_retried",
         "_said",
@@ -92,6 +93,7 @@ class Call:
         """Was the last attempt that failed the last that may be made?"""
         self._cooldowns = cooldowns
         self._counted = 0  # attempts that count to `max_attempts`
+        self._errors = 0  # those of them that ended in RetryOperation
         self._matching = matching
         self._said = ""  # by the last that failed
         self._spent: frozenset[str] = frozenset()
@@ -117,7 +119,12 @@ class Call:
             self.is_over = self._cooldowns.another(successes)
         else:
             self._counted += 1
-            self.is_over = self._counted >= self.plan.max_attempts or 0 < self._matching <= len(self._spent)
+            self._errors += isinstance(signal, RetryOperation)
+            self.is_over = (
+                self._counted >= self.plan.max_attempts
+                or self._errors == self.plan.max_errors
+                or 0 < self._matching <= len(self._spent)
+            )
         return self.is_over
 
     def pause(self, chance: float, now: float) -> float:
@@ -136,6 +143,9 @@ class Call:
         if self._cooldowns is not None and self.attempts and isinstance(self.attempts[-1].signal, CooldownResource):
             message = f"gave up after {self._cooldowns}: {self._said}"
             return self._exhausted(message, "attempts", retry_after, _AFTER_COOLDOWNS)
+        if self._errors == self.plan.max_errors:
+            message = f"gave up after {self._errors} errors that say nothing against a resource: {self._said}"
+            return self._exhausted(message, "attempts", retry_after, "Look at what the service answered.")
         tried = self._counted
         message = f"max_attempts={tried} exhausted: {self._said}"
         remedy = None

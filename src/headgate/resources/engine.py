@@ -17,7 +17,6 @@ lock. Its use is then left in `_abandoned`, and ended by the next call of any po
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import threading
 from collections import deque
@@ -31,12 +30,13 @@ from headgate.core.cancellation import Steered
 from headgate.core.checks import is_finite
 from headgate.core.clock import clock
 from headgate.core.current_task import current_standing
-from headgate.core.redaction import log_exception, redact
+from headgate.core.redaction import redact
 from headgate.core.weakrefs import WeakList
 from headgate.errors import PoolExhausted
 from headgate.resources import events
 from headgate.resources.accounts import Account, Refusal, Reservation
 from headgate.resources.attempts import AttemptTimeout, Call
+from headgate.resources.classification import Classification, Classifier, signal_of
 from headgate.resources.current_use import attributed, use_of
 from headgate.resources.effects import (
     Cancel,
@@ -51,7 +51,7 @@ from headgate.resources.effects import (
     Tell,
     Watch,
 )
-from headgate.resources.http_status import headers_of, status_of
+from headgate.resources.http_status import headers_of, status_of, was_heard
 from headgate.resources.members import CANCEL_REQUESTED, Member, Use, WaitTicket
 from headgate.resources.model import Resource
 from headgate.resources.operations import coroutine_of, require_operation
@@ -61,7 +61,7 @@ from headgate.resources.rate_limits import RateLimits, read_rate_limits
 from headgate.resources.reporting import Reporter
 from headgate.resources.rotation import Rotation
 from headgate.resources.run_options import Plan
-from headgate.resources.signals import SIGNALS, CooldownResource, DisableResource, RetryOperation, Signal, signal_in
+from headgate.resources.signals import CooldownResource, DisableResource, RetryOperation, Signal, signal_in
 from headgate.resources.stats import describe
 from headgate.resources.wakeups import LoopWaiter, ThreadWaiter, Waiter
 
@@ -71,9 +71,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 R = TypeVar("R")
 
-Classifier = Callable[[Any], Signal | type[Signal] | None]
-
-_log = logging.getLogger("headgate.resources")
 lock: threading.RLock = threading.RLock()
 """The lock of all pools, held for each transition."""
 _abandoned: deque[Use | WaitTicket] = deque()
@@ -106,18 +103,18 @@ def engine_of(pool: HasEngine) -> Engine[Any]:
 class Engine(Generic[T]):
     """Runs the calls of one ResourcePool."""
 
-    def __init__(self, rotation: Rotation, reporter: Reporter, plan: Plan, classify: Classifier | None) -> None:
+    def __init__(self, rotation: Rotation, reporter: Reporter, plan: Plan, classification: Classification) -> None:
         """`plan` is the plan of calls without options."""
         self.rotation: Rotation = rotation
         self.reporter: Reporter = reporter
         self.plan: Plan = plan
-        self.classify: Classifier | None = classify
+        self.classification: Classification = classification
+        self.classify: Classifier | None = classification.of_calls
         self.followers: WeakList[Follower] = WeakList()
         self.shared: SharedHealth | None = None
         """Shares health with other processes, if the pool has a store."""
         self.learns: bool = False
         """Has a resource got a quota because of what answers said, so that the cost of calls matters?"""
-        self._hinted = False
         self._alarm: tuple[object, float] | None = None  # the waiter that watches the next cooldown, and its end
         rotation.owner = self
 
@@ -384,42 +381,47 @@ class Engine(Generic[T]):
 
     # -- a use ends ---------------------------------------------------------------------------------------------------
 
-    def fail(self, use: Use, error: BaseException, steered: Steered[Any] | None, plan: Plan) -> Signal | None:
-        """End a use by what `error` says. Returns the signal to try again on, or None: `error` is the caller's."""
+    def fail(
+        self,
+        use: Use,
+        error: BaseException,
+        steered: Steered[Any] | None,
+        plan: Plan,
+        classify: Classifier | None = None,
+    ) -> Signal | None:
+        """End a use by what `error` says. Returns the signal to try again on, or None: `error` is the caller's.
+
+        `classify` is asked in place of the pool's own classifier.
+        """
         if isinstance(error, asyncio.CancelledError) and steered is not None and steered.is_ours(error):
             return self._interrupted(use, steered, plan)
         if use.reservation is not None:
             use.reservation.has_failed = True
             self.hear(use, error)
         signal, alone = signal_in(error)
-        if signal is None and isinstance(error, Exception) and self.classify is not None:
-            signal, alone = self.eased(use, self.classified(error), headers_of(error)), True
+        classify = classify or self.classify
+        if signal is None and isinstance(error, Exception) and classify is not None:
+            signal, alone = self._judged(use, error, classify), True
             if signal is not None and signal is not error and signal.__cause__ is None:
                 signal.__cause__ = error
         if signal is not None:
             self.end(use, signal)
             return signal if alone else None
         if isinstance(error, Exception):
-            if self.classify is None and not self._hinted:
-                self._hint(error)
+            if classify is None:
+                self.classification.hint(error, self.reporter.name)
             self.succeed(use, "error")
         else:
             self.let_go(use)
             self.reporter.released(use, "no_verdict")
         return None
 
-    def _hint(self, error: Exception) -> None:
-        """Tell once that an answer said something about its resource, and that nobody understood it."""
-        status = status_of(error)
-        if status in (401, 403, 429):
-            self._hinted = True
-            _log.warning(
-                "%s: an operation raised %s with HTTP status %d, which says something about its resource; "
-                "pass classify=headgate.http_errors to the pool to have such resources cooled or disabled",
-                self.reporter.name,
-                type(error).__name__,
-                status,
-            )
+    def _judged(self, use: Use, error: Exception, classify: Classifier) -> Signal | None:
+        """Ask a classifier about an error, and learn from a refusal what it says about the limits of the resource."""
+        signal = signal_of(classify, error, self.reporter.name)
+        if isinstance(signal, CooldownResource) and use.reservation is None:
+            self.hear(use, error)
+        return self.eased(use, signal, headers_of(error))
 
     def _interrupted(self, use: Use, steered: Steered[Any], plan: Plan) -> Signal:
         if steered.asked is _TIMEOUT:
@@ -484,16 +486,27 @@ class Engine(Generic[T]):
 
     def _hear(self, resource: Resource[Any], use: Use | None, answer: object) -> None:
         account = resource.sharing.account
-        if account is None or account.quota != LEARN:
+        if (account is not None and account.quota != LEARN) or was_heard(answer):
             return
         headers = headers_of(answer)
-        headers = answer if headers is None else headers
-        told = read_rate_limits(headers, clock.wall())
+        limits = read_rate_limits(answer if headers is None else headers, clock.wall())
         status = status_of(answer)
-        if told is not None or status is not None or isinstance(answer, Mapping):
-            self.told(account, use, told, status)
+        if account is None and limits is not None and any(one.is_spent for one in limits.limits):
+            account = self._begin_learning(resource)
+        if account is not None and (limits is not None or status is not None or isinstance(answer, Mapping)):
+            self._learn(account, use, limits, status)
 
-    def told(self, account: Account, use: Use | None, limits: RateLimits | None, status: int | None) -> None:
+    def _begin_learning(self, resource: Resource[Any]) -> Account | None:
+        """Give a resource a quota that is learned, because an answer has said that nothing remains of a limit."""
+        with lock:
+            if resource.sharing.account is None:
+                self.learns = True
+                self.rotation.set_quota(resource, Account(LEARN))
+                self.follow_members()
+        self.members_changed()
+        return resource.sharing.account
+
+    def _learn(self, account: Account, use: Use | None, limits: RateLimits | None, status: int | None) -> None:
         """Learn what the headers of an answer said about a quota, which may be nothing."""
         refusal = Refusal(None if limits is None else limits.retry_after) if status == _TOO_MANY else None
         with lock:
@@ -503,19 +516,6 @@ class Engine(Generic[T]):
             effects = self.rotation.quota_changed(account, now)
         self.carry_out(effects)
         send_due()
-
-    def begin_learning(self, use: Use, limits: RateLimits, status: int) -> None:
-        """Give the resource of a use a quota that is learned, because an answer has told of its limits."""
-        resource = use.member.resource
-        with lock:
-            if resource.sharing.account is None:
-                self.learns = True
-                self.rotation.set_quota(resource, Account(LEARN))
-                self.follow_members()
-        self.members_changed()
-        account = resource.sharing.account
-        if account is not None:
-            self.told(account, use, limits, status)
 
     def watch_lag(self, use: Use) -> None:
         """Notice it if the event loop stands still right after a use has begun, before it could send anything.
@@ -569,21 +569,7 @@ class Engine(Generic[T]):
 
     def classified(self, outcome: object) -> Signal | None:
         """The signal that the pool's classifier sees in a result or an exception, if any."""
-        assert self.classify is not None
-        try:
-            signal = self.classify(outcome)
-            if isinstance(signal, type) and issubclass(signal, SIGNALS):
-                signal = signal()
-        except (Exception, asyncio.CancelledError):
-            name, kind = self.reporter.name, type(outcome).__name__
-            log_exception("headgate.resources", "the classifier of %s failed on %s; taken as no signal", name, kind)
-            return None
-        if signal is None or isinstance(signal, SIGNALS):
-            return signal
-        _log.error(
-            "the classifier of %s returned %s instead of a signal or None", self.reporter.name, type(signal).__name__
-        )
-        return None
+        return None if self.classify is None else signal_of(self.classify, outcome, self.reporter.name)
 
     # -- doing what was decided ---------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ botocore           error.response, a dict: ["ResponseMetadata"]["HTTPStatusCode"
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 
 def status_of(outcome: object) -> int | None:
@@ -45,6 +45,26 @@ def headers_of(outcome: object) -> Any:
         return getattr(outcome, "headers", None) if headers is None else headers
     except Exception:
         return None
+
+
+class Answer(NamedTuple):
+    """The status and the headers of an answer, in the shape of a response."""
+
+    status_code: int | None
+    headers: Any
+
+
+HEARD = "headgate_heard"
+"""The extension of a response from which a pool has learned already, when it passed a transport."""
+
+
+def was_heard(outcome: object) -> bool:
+    """Whether a pool has learned from this response, or from that of this error, when it passed a transport."""
+    try:
+        extensions = getattr(response_of(outcome), "extensions", None)
+        return isinstance(extensions, dict) and HEARD in extensions
+    except Exception:
+        return False
 
 
 def _of_error(error: BaseException) -> int | None:

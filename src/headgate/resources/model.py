@@ -29,11 +29,13 @@ from headgate.core.checks import (
     named_options,
 )
 from headgate.core.redaction import learn, meet, redact
-from headgate.core.rests import rest_elsewhere, spent_elsewhere
+from headgate.core.rests import learned_elsewhere, rest_elsewhere, spent_elsewhere
 from headgate.core.weakrefs import WeakList
 from headgate.errors import InvalidArgument, InvalidType
 from headgate.resources.accounts import Account, account_of
+from headgate.resources.http_status import headers_of, status_of
 from headgate.resources.quota import QuotaSetting, checked_group, checked_quota
+from headgate.resources.rate_limits import rate_limit_headers
 from headgate.resources.signals import Signal
 
 if TYPE_CHECKING:
@@ -230,11 +232,13 @@ class Resource(Generic[T]):
         """Read the rate-limit headers of an answer: a response of any HTTP library, an error, or the headers.
 
         For operations on a resource with ``quota="learn"`` that return something else than the response. What cannot
-        be read is passed over.
+        be read is passed over. On a worker the headers go back with the answer.
         """
         owner = self._owner()
         if owner is not None:
             owner.heard(self, answer)
+        elif headers := rate_limit_headers(answer if (found := headers_of(answer)) is None else found):
+            learned_elsewhere(self.resource_id, status_of(answer), headers)
 
     def _owner(self) -> Engine[Any] | None:
         """The engine of a pool that has this resource; None for a copy, as a worker has it."""

@@ -29,7 +29,6 @@ from headgate import registry
 from headgate.core.cancellation import Steered
 from headgate.core.checks import (
     checked_attempts,
-    checked_classifier,
     checked_flag,
     checked_hook,
     checked_max_in_flight,
@@ -46,9 +45,10 @@ from headgate.core.html import card
 from headgate.core.shared_state import SharedState
 from headgate.errors import InvalidType
 from headgate.resources import events
+from headgate.resources.classification import Classification, Classifier
 from headgate.resources.cooldowns import DEFAULT_COOLDOWN_TABLE
 from headgate.resources.current_use import begin_use, end_use
-from headgate.resources.engine import Classifier, Engine, bounded, end_abandoned, lock, set_handle
+from headgate.resources.engine import Engine, bounded, end_abandoned, lock, set_handle
 from headgate.resources.members import Member, Use
 from headgate.resources.model import Defaults, PoolStats, Resource, ResourceSnapshot, hide_value, resources_of
 from headgate.resources.quota import QuotaSetting, checked_quota
@@ -156,7 +156,7 @@ class ResourcePool(Generic[T]):
         on_state_change: StateChange | None = None,
         cancel_siblings: bool = True,
         probe_on_recovery: bool = False,
-        classify: Classifier | None = None,
+        classify: Classifier | EllipsisType | None = ...,
         name: str | None = None,
         store: SharedState | str | bool | None = None,
         max_in_flight: int | None = None,
@@ -166,10 +166,12 @@ class ResourcePool(Generic[T]):
 
         `max_attempts` bounds the attempts of one call. `cooldown_table` gives the seconds of the first, second, ...
         cooldown in a row. `on_state_change(id, old, new, seq)` is told of each change. `cancel_siblings=False` lets
-        younger uses of a failing resource run on: for operations that must not run twice. `probe_on_recovery=True`
-        lets one use at a time try a rested resource until one succeeds, then 2, 4, 8 and so on. `classify(exception or
-        result)` may turn either into a signal. `name` is how events and logs call the pool. `max_in_flight` and
-        `quota` are those of all resources that have none of their own; each has its own count.
+        younger uses of a failing resource run on: for operations that must not run twice. `probe_on_recovery=True` lets
+        one use at a time try a rested resource until one succeeds, then 2, 4, 8 and so on. `classify(exception or
+        result)` may turn either into a signal. If it is left out, errors of HTTP clients and SDKs that tasks of a
+        TaskPool raise are taken as `headgate.http_errors` does; with None nothing is. `name` is how events and logs
+        call the pool. `max_in_flight` and `quota` are those of all resources that have none of their own; each has its
+        own count.
 
         `store` shares cooldowns, disables, `max_in_flight` and probes with all pools of the same `name` on the same
         store, in any number of processes: a store, or its address such as "sqlite:///health.db", or True for the
@@ -180,7 +182,7 @@ class ResourcePool(Generic[T]):
         members = resources_of(resources, self._defaults)
         plan = Plan(checked_attempts(max_attempts))
         reporter = Reporter(name or f"resources-{next(_names)}", checked_hook(on_state_change))
-        classifier = checked_classifier(classify)
+        classification = Classification(classify)
         table, chosen = checked_table(cooldown_table), strategy_of(strategy)
         cancels = checked_flag("cancel_siblings", cancel_siblings)
         probes = checked_flag("probe_on_recovery", probe_on_recovery)
@@ -193,7 +195,7 @@ class ResourcePool(Generic[T]):
                 probe_on_recovery=probes,
                 chance=_chance,
             )
-        self._engine: Engine[T] = Engine(rotation, reporter, plan, classifier)
+        self._engine: Engine[T] = Engine(rotation, reporter, plan, classification)
         for resource in members:
             hide_value(resource)
         if shared_name is not None:

@@ -66,7 +66,7 @@ class RateLimits:
 
 def read_rate_limits(headers: object, now: float) -> RateLimits | None:
     """Read headers: a mapping, or pairs, of text or bytes. `now` is Unix time. None if they say nothing readable."""
-    known = _texts_of(headers)
+    known = rate_limit_headers(headers)
     if not known:
         return None
     date = moment_of(known["date"]) if "date" in known else None
@@ -202,7 +202,7 @@ def _seconds(number: float | None) -> float | None:
 _MOST_TEXT = 4096  # characters of one header that are looked at
 
 
-def _texts_of(headers: object) -> dict[str, str]:
+def rate_limit_headers(headers: object) -> dict[str, str]:
     """The headers that matter here, in lower case. Lists that come in several headers are joined, as IETF says."""
     known: dict[str, str] = {}
     try:

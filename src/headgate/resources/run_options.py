@@ -113,6 +113,8 @@ class Plan:
     affinity: Affinity | None = None
     isolate: bool = False
     cost: float = 0.0
+    max_errors: int | None = None
+    """Attempts that may end in RetryOperation, which says nothing against a resource; None: `max_attempts` counts."""
 
     def deadline_at(self, now: float) -> float | None:
         """The deadline of a call that starts now."""

@@ -7,7 +7,8 @@ first open one and the last begun one are open. Both are bounded by the window, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -41,6 +42,8 @@ class Fields:
     tenant: str | None = None
     priority: str | None = None
     cost: str | None = None
+    reserve: str | Callable[[Any], Any] | None = None
+    """How many tokens a record reserves: a field, or a function of the record."""
 
 
 PLAIN = Fields()
@@ -146,7 +149,7 @@ class Book:
         return True
 
     def _is_complete(self, item: Item) -> bool:
-        """Read id and tenant of a record. False: it cannot be run, and is done."""
+        """Read what the fields of a record say. False: it cannot be run, and is done."""
         fault = self._name(item)
         if fault is None and self._ids is not None and not self._retry:
             line = self._ids.add(hash_of(item.id), item.line)
@@ -159,9 +162,29 @@ class Book:
             priority = self._field(item, self._fields.priority)
             if type(priority) is not int and not (isinstance(priority, str) and priority.lstrip("-").isdecimal()):
                 fault = f"its {self._fields.priority} must be a whole number, got {priority!r}"
+        if fault is None and self._fields.reserve is not None:
+            fault = self._reserve(item, self._fields.reserve)
         if fault is not None:
             self.failed(item, ValueError(fault), 0.0, attempts=0)
         return fault is None
+
+    def _reserve(self, item: Item, tokens: str | Callable[[Any], Any]) -> str | None:
+        """Read how many tokens a record reserves; returns what is wrong with it."""
+        remedy = "--reserve needs a number of tokens, 0 or more"
+        if isinstance(tokens, str):
+            if not isinstance(item.record, dict) or tokens not in item.record:
+                return f"it has no field {tokens!r}: {remedy}"
+            given, told = item.record[tokens], f"its {tokens}"
+        else:
+            try:
+                given, told = tokens(item.record), "what the function returned for it"
+            except Exception as error:
+                return f"the function of --reserve failed on it: {type(error).__name__}: {error}"
+        amount = _amount(given)
+        if amount is None:
+            return f"{told} is {given!r}: {remedy}"
+        item.reserve = amount
+        return None
 
     def _name(self, item: Item) -> str | None:
         fields = self._fields
@@ -326,6 +349,17 @@ class Book:
             low = self._open[numbers[0]].before if numbers else self._seen
             still_open = ranges(numbers)
         return self._span.reached(low, self._seen, still_open)
+
+
+def _amount(given: Any) -> float | None:
+    """A number that is not negative, also one in text, as CSV has it; None if it is none."""
+    if isinstance(given, bool) or not isinstance(given, (int, float, str)):
+        return None
+    try:
+        amount = float(given)
+    except (ValueError, OverflowError):
+        return None
+    return amount if 0 <= amount < math.inf else None
 
 
 def _cost_of(result: Any, name: str) -> float:

@@ -33,8 +33,11 @@ class Function:
     """Of the source of its module, without comments; None: there is no source."""
 
 
-def find_function(text: str, arguments: int) -> Function:
-    """Import `module:function` or `file.py:function`, and check that it takes so many arguments."""
+def find_function(text: str, arguments: int, called_with: str | None = None) -> Function:
+    """Import `module:function` or `file.py:function`, and check that it takes so many arguments.
+
+    `called_with` says what they are, for functions other than the one that is mapped.
+    """
     place, colon, name = text.rpartition(":")
     if not colon or not place or not name:
         raise WrongCall(f"{text!r} names no function: write module:function or file.py:function")
@@ -48,7 +51,7 @@ def find_function(text: str, arguments: int) -> Function:
         check_function(found)
     except InvalidType as error:
         raise WrongCall(f"{text}: {error.message}") from None
-    _check_arguments(text, found, arguments)
+    _check_arguments(text, found, arguments, called_with)
     routine = routine_of(found) is not None
     return Function(f"{module.__name__}:{name}", found, is_async(found), routine, _digest(module))
 
@@ -98,13 +101,14 @@ def _nearest(name: str, owner: Any) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
-def _check_arguments(text: str, fn: Callable[..., Any], count: int) -> None:
+def _check_arguments(text: str, fn: Callable[..., Any], count: int, called_with: str | None) -> None:
     try:
         inspect.signature(fn).bind(*range(count))
     except TypeError:
-        wanted = "the record" if count == 1 else "the key and the record"
-        more = "" if count == 2 else "; a function of key and record needs --keys"
-        raise WrongCall(f"{text} is called with {wanted}, and does not take {count} arguments{more}") from None
+        wanted = called_with or ("the record" if count == 1 else "the key and the record")
+        more = "" if called_with or count == 2 else "; a function of key and record needs --keys"
+        some = f"{count} arguments" if count > 1 or not called_with else "one argument"
+        raise WrongCall(f"{text} is called with {wanted}, and does not take {some}{more}") from None
     except ValueError:
         pass  # a builtin without a signature
 

@@ -18,9 +18,9 @@ from headgate.cli.batch.flow import Flow
 from headgate.cli.batch.functions import find_function
 from headgate.cli.batch.ids import Ids
 from headgate.cli.batch.journal import Journal
-from headgate.cli.batch.keys import read_keys
+from headgate.cli.batch.keys import ATTEMPTS, ERRORS, read_keys
 from headgate.cli.batch.lanes import Lanes
-from headgate.cli.batch.meter import Durations, Tally
+from headgate.cli.batch.meter import Tally
 from headgate.cli.batch.output import Files, Output, Paths, Stdout
 from headgate.cli.batch.parquet import check_installed, make_parquet
 from headgate.cli.batch.pooled import Pooled
@@ -55,6 +55,7 @@ class Wishes:
     priority: str | None = None
     id: str | None = None
     cost: str | None = None
+    reserve: str | None = None
     retries: int = 0
     limit: int | None = None
     ordered: bool = True
@@ -89,11 +90,14 @@ class Job:
         if wishes.out == "-" and self._formats[1] == "parquet":
             raise WrongCall("Parquet cannot be written to stdout: give a file")
         self._keys = read_keys(wishes.keys, os.environ) if wishes.keys else None
+        if self._keys is not None:
+            self._keys.load_classifier()
+        self._reserve = self._checked_reserve()
         self._function = find_function(wishes.function, 1 if self._keys is None else 2)
         self._about = about_of(self._function, wishes.input, self._formats, wishes.id)
         self._paths = Paths(wishes.out, self._formats[1])
         self._resources: ResourcePool[Any] | None = None
-        self._by_key: dict[str, Durations] = {}
+        self._by_key: dict[str, Tally] = {}
         self._signal: int | None = None
         self._books: list[Book] = []
         self._flow: Flow | None = None
@@ -204,7 +208,7 @@ class Job:
                 ordered=wishes.ordered,
                 window=max(WINDOW, 4 * wishes.max_concurrent),
                 limit=None if retry else wishes.limit,
-                fields=Fields(wishes.id, wishes.fair, wishes.priority, wishes.cost),
+                fields=Fields(wishes.id, wishes.fair, wishes.priority, wishes.cost, self._reserve),
                 early=journal.early.values(),
                 ids=ids,
             )
@@ -246,7 +250,8 @@ class Job:
 
             workers = await stack.enter_async_context(WorkerPool(spawn=wishes.workers))
         if self._keys is not None:
-            self._resources = self._keys.pool()
+            tries = wishes.retries + 1
+            self._resources = self._keys.pool(max(ATTEMPTS, tries), max_errors=max(ERRORS, tries))
             stack.callback(self._watch_keys())
         queue = fair_round_robin() if wishes.fair is not None else fifo() if wishes.priority is None else priority()
         pool = TaskPool(
@@ -265,16 +270,37 @@ class Job:
             retries=wishes.retries,
             fair=wishes.fair is not None,
             priority=wishes.priority,
+            has_keys=lambda: any(key["status"] != "disabled" for key in self._states().values()),
         )
 
+    def _checked_reserve(self) -> str | Callable[[Any], Any] | None:
+        """Return the field that says how many tokens a record reserves, or the function of it."""
+        given = self._wishes.reserve
+        if given is None:
+            return None
+        if self._keys is None:
+            raise WrongCall("--reserve reserves tokens of the quota of a key: it needs --keys")
+        if not self._keys.have_tokens:
+            form = 'quota = { tokens = 90000 } or "learn"'
+            raise WrongCall(f"--reserve needs a quota of tokens, and no key has one: write {form} in the file of keys")
+        if ":" not in given:
+            return given
+        function = find_function(given, 1, "the record (--reserve)")
+        if function.is_async or function.is_routine:
+            raise WrongCall(f"{given} cannot be async or a routine: --reserve calls it before a record is queued")
+        return function.call
+
     def _watch_keys(self) -> Callable[[], None]:
-        """Note how long calls with each key take."""
+        """Note how calls with each key end, and how long they take."""
         from headgate.core.topics import subscribe
         from headgate.resources.events import USAGE
 
         def released(event: Any) -> None:
             if event.name == "resource_released" and event.outcome in ("ok", "error"):
-                self._by_key.setdefault(event.usage.resource_id, Durations()).add(event.duration)
+                tally = self._by_key.setdefault(event.usage.resource_id, Tally())
+                tally.done += event.outcome == "ok"
+                tally.failed += event.outcome == "error"
+                tally.durations.add(event.duration)
 
         return subscribe(released, USAGE.name)
 
@@ -319,15 +345,8 @@ class Job:
             return {}
         figures = {}
         for name, key in self._resources.stats().resources.items():
-            times = self._by_key.get(name, Durations())
-            figures[name] = {
-                "status": key.status,
-                "done": times.count,
-                "cooldowns": key.cooldowns,
-                **{
-                    label: value for label, value in Tally(durations=times).to_dict().items() if label in ("p50", "p99")
-                },
-            }
+            told = self._by_key.get(name, Tally()).to_dict()
+            figures[name] = {"status": key.status, "cooldowns": key.cooldowns, **told}
         return figures
 
 

@@ -2,6 +2,7 @@
 
     strategy = "primary_backup"               # and other options of ResourcePool
     quota = { requests = 60, per = 60.0 }     # or "learn"
+    classify = "jobs:classify"                # or "http_errors", which is the default, or "none"
     [keys]
     team-a = "env:OPENAI_KEY_1"
     team-b = { value = "command:pass show openai/b", max_in_flight = 4, tags = ["gpt"] }
@@ -11,8 +12,8 @@ No message shows a value, nor what a command printed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,9 +25,12 @@ if TYPE_CHECKING:
     from headgate.resources.pool import ResourcePool
 
 ATTEMPTS = 20
-"""How many verdicts about keys a record may get before it fails. A batch must outlast many rate limits."""
+"""How many keys may be found unusable with one record before it fails. Rate limits are not counted."""
+ERRORS = 3
+"""How many attempts of a record may end in an error that is not the key's: 5xx, a broken connection."""
 
-_SETTINGS = ("strategy", "cooldown_table", "max_attempts", "probe_on_recovery", "cancel_siblings", "quota")
+_SETTINGS = ("strategy", "cooldown_table", "max_attempts", "probe_on_recovery", "cancel_siblings", "quota", "classify")
+_CLASSIFIERS = ("http_errors", "none")
 _FIELDS = ("value", "max_in_flight", "tags", "weight", "quota", "quota_group")
 
 
@@ -37,15 +41,34 @@ class Keys:
     fields: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)
     """By id: the arguments of Resource."""
     settings: dict[str, Any] = field(default_factory=dict)
+    classify: str | None = None
+    """What tells which errors are the key's: "http_errors", "none", or module:function; None: the file does not say."""
 
-    def pool(self, max_attempts: int = ATTEMPTS) -> ResourcePool[Any]:
-        """Make the pool; `max_attempts` holds unless the file says otherwise."""
+    def pool(self, max_attempts: int = ATTEMPTS, max_errors: int | None = None) -> ResourcePool[Any]:
+        """Make the pool; `max_attempts` and `max_errors` hold unless the file says otherwise."""
+        from headgate.resources.engine import engine_of
         from headgate.resources.model import Resource
         from headgate.resources.pool import ResourcePool
 
         resources = [Resource(name, **fields) for name, fields in self.fields.items()]
         options: dict[str, Any] = {"max_attempts": max_attempts, **self.options}
-        return ResourcePool(resources, name="keys", **options)
+        pool: ResourcePool[Any] = ResourcePool(resources, name="keys", **options)
+        if "max_attempts" not in self.settings:
+            engine = engine_of(pool)
+            engine.plan = replace(engine.plan, max_errors=max_errors)
+        return pool
+
+    def load_classifier(self) -> None:
+        """Import what `classify` names, and let pools have it. Raises WrongCall."""
+        self.settings["classify"] = _classifier(self.classify)
+
+    @property
+    def have_tokens(self) -> bool:
+        """Whether a key has a limit of tokens, or may learn one: `--reserve` has no effect on others."""
+        from headgate.resources.quota import LEARN
+
+        quotas = [fields.get("quota", self.settings.get("quota")) for fields in self.fields.values()]
+        return any(quota == LEARN or getattr(quota, "tokens", None) is not None for quota in quotas)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -74,6 +97,10 @@ def _read_file(keys: Keys, path: Path, resolve: Resolver) -> None:
     table, settings = read_table(path, "keys", "value", 'team-a = "env:OPENAI_KEY_1"')
     for name in settings:
         check_known(name, _SETTINGS, f"option in {path}")
+    given = settings.pop("classify", None)
+    if given is not None and not (isinstance(given, str) and (given in _CLASSIFIERS or ":" in given)):
+        raise WrongCall(f'{path}: classify must be "http_errors", "none" or "module:function", got {given!r}')
+    keys.classify = given or keys.classify
     keys.settings |= _with_quota(settings, str(path))
     for name, value in table.items():
         fields = dict(value) if isinstance(value, dict) else {"value": value}
@@ -98,6 +125,19 @@ def _with_quota(fields: dict[str, Any], where: str) -> dict[str, Any]:
         form = 'write quota = "learn" or { requests = 60, per = 60.0, tokens = 90000 }'
         raise WrongCall(f"{where}: {error}: {form}") from error
     return {**fields, "quota": quota}
+
+
+def _classifier(name: str | None) -> Callable[[Any], Any] | None:
+    if name == "none":
+        return None
+    if name is None or name == "http_errors":
+        from headgate.resources.http_errors import http_errors
+
+        return http_errors
+    from headgate.cli.batch.functions import find_function
+    from headgate.core.checks import checked_classifier
+
+    return checked_classifier(find_function(name, 1, "an error or a result (classify, in the file of keys)").call)
 
 
 def _add(keys: Keys, name: str, fields: dict[str, Any]) -> None:

@@ -28,14 +28,24 @@ class Pooled:
     """Submits records to a pool."""
 
     def __init__(
-        self, flow: Flow, fn: Callable[..., Any], pool: TaskPool, retries: int, *, fair: bool, priority: str | None
+        self,
+        flow: Flow,
+        fn: Callable[..., Any],
+        pool: TaskPool,
+        retries: int,
+        *,
+        fair: bool,
+        priority: str | None,
+        has_keys: Callable[[], bool],
     ) -> None:
+        """`has_keys` says whether a key is left that is not disabled."""
         self._flow = flow
         self._fn = fn
         self._pool = pool
         self._retries = retries
         self._fair = fair
         self._priority = priority
+        self._has_keys = has_keys
         self._running: dict[str, TaskHandle[Any]] = {}
         self._changed = asyncio.Event()
         self._unsubscribe: Callable[[], None] | None = None
@@ -92,6 +102,8 @@ class Pooled:
             options["key"] = item.tenant
         if self._priority is not None:
             options["priority"] = int(item.record[self._priority])
+        if item.reserve:
+            options["cost"] = item.reserve
         handle = self._pool.submit_nowait(self._fn, item.record, **options)
         self._running[handle.id] = handle
         handle.on_end(partial(self._ended, item))
@@ -105,7 +117,7 @@ class Pooled:
             self._flow.succeeded(item, outcome_of(handle), seconds, handle.attempt)
             return
         error = outcome_of(handle)
-        if isinstance(error, PoolExhausted) and error.reason == "no_eligible":
+        if isinstance(error, PoolExhausted) and error.reason == "no_eligible" and not self._has_keys():
             self._flow.fail(error)  # the key is missing, not the record wrong: it stays open
         elif handle.status != "cancelled" or not self._flow.stopping:
             self._flow.failed(item, error, seconds, handle.attempt)

@@ -29,7 +29,7 @@ _scan: Callable[[str, int], tuple[Any, int]] = vars(json.JSONDecoder())["scan_on
 class Item:
     """A record, or what stands in its place."""
 
-    __slots__ = ("after", "before", "fault", "id", "index", "line", "record", "tenant")
+    __slots__ = ("after", "before", "fault", "id", "index", "line", "record", "reserve", "tenant")
 
     def __init__(self, line: int, before: Place, after: Place, record: Any, fault: str | None) -> None:
         self.index: int = before[0]
@@ -44,6 +44,8 @@ class Item:
         """Why it cannot be run."""
         self.id: Any = None
         self.tenant: Any = None
+        self.reserve: float = 0.0
+        """Tokens that its call reserves of the quota of its key."""
 
 
 class Source(Protocol):

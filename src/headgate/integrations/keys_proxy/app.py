@@ -22,7 +22,6 @@ from headgate.core.checks import checked_seconds, checked_whole
 from headgate.core.clock import clock
 from headgate.core.redaction import log_exception
 from headgate.errors import InvalidType, PoolClosed, PoolExhausted, QueueFull, TaskCancelled, TaskExpired
-from headgate.integrations.http_errors import is_connection_error
 from headgate.integrations.httpx import RotatingTransport
 from headgate.integrations.keys_proxy.answers import Answer
 from headgate.integrations.keys_proxy.error_texts import ErrorTexts
@@ -30,6 +29,7 @@ from headgate.integrations.keys_proxy.refusals import Refusal, retry_after
 from headgate.integrations.keys_proxy.rules import Accepted, ProxyRules, Request
 from headgate.integrations.sdk_clients import MOST_REFUSALS
 from headgate.resources.engine import engine_of, lock
+from headgate.resources.http_errors import is_connection_error
 from headgate.resources.pool import ResourcePool
 from headgate.tasks.admission import backpressure_queue
 

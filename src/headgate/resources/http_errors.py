@@ -2,6 +2,8 @@
 
     pool = ResourcePool(keys, classify=headgate.http_errors)
 
+Tasks of a TaskPool(resources=) have it by default, as `task_errors`.
+
 It understands errors and responses of httpx, httpx2, aiohttp, requests, openai, anthropic, google-genai and botocore,
 and imports none of them. An error that says more than its status, such as OpenAI's 429 with `insufficient_quota`, is
 taken by what it says.
@@ -20,9 +22,9 @@ from typing import Any
 
 from headgate.core.clock import clock
 from headgate.errors import HeadgateError
-from headgate.integrations.rate_limits import read_rate_limits
 from headgate.resources.http_status import headers_of, response_of, status_of
 from headgate.resources.http_times import YEAR, duration_of
+from headgate.resources.rate_limits import read_rate_limits
 from headgate.resources.signals import CooldownResource, DisableResource, RetryOperation, Signal
 
 
@@ -46,12 +48,27 @@ def http_errors(outcome: object) -> Signal | None:
     return RetryOperation(why) if status >= 500 else None
 
 
+def task_errors(error: BaseException) -> Signal | None:
+    """`http_errors` for what a task raises in a pool without a `classify` of its own.
+
+    A TimeoutError or ConnectionError that no HTTP library raised is not taken as a signal: a task may do anything, and
+    one that ran into its own time limit must not run twice unless somebody said so.
+    """
+    ours = isinstance(error, _BUILTIN) and status_of(error) is None and not _is_of_http_client(error)
+    return None if ours else http_errors(error)
+
+
 def is_connection_error(outcome: object) -> bool:
     """Whether this is an exception of a connection that failed or took too long."""
-    if isinstance(outcome, (ConnectionError, TimeoutError)):
-        return True
+    return isinstance(outcome, _BUILTIN) or _is_of_http_client(outcome)
+
+
+def _is_of_http_client(outcome: object) -> bool:
     kinds = type(outcome).__mro__ if isinstance(outcome, Exception) else ()
     return any((kind.__module__.partition(".")[0], kind.__name__) in _CONNECTION_ERRORS for kind in kinds)
+
+
+_BUILTIN = (ConnectionError, TimeoutError)
 
 
 _DISABLES = (401, 402, 403)
