@@ -170,7 +170,7 @@ def test_c25_h10_and_from_its_errors(sdk: Sdk, of: str, upstream: Upstream) -> N
 @every_sdk
 @every_form
 def test_c25_h10_tokens_that_were_reserved_are_settled(sdk: Sdk, of: str, upstream: Upstream) -> None:
-    keys = ResourcePool({"a": "a"}, quota=Quota(tokens=1000, per=600.0))
+    keys = ResourcePool({"a": "a"}, quota=Quota(tokens=1000, per=600.0, burst=1000))
     upstream.answers = {"a": telling(sdk)}
     assert in_tasks(sdk, upstream, keys, of, count=5, cost=400) == answers(5), "2,000 in all, if they were not settled"
     assert keys.snapshot()["a"]["quota"]["left"] == {"tokens": 1000.0 - 5 * 37}
@@ -197,14 +197,15 @@ def test_c25_h10_a_stream_settles_its_tokens_at_its_end(upstream: Upstream) -> N
 
 
 @every_form
-def test_c25_without_a_quota_a_key_rests_when_its_answer_says_that_nothing_remains(of: str, upstream: Upstream) -> None:
+def test_c25_a_key_whose_answer_says_that_nothing_remains_gets_a_learned_quota(of: str, upstream: Upstream) -> None:
     keys = pool_of("a", "b")
     limits = {"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "40s"}
     given = usual(Seen(None, "/v1/chat/completions", {}, b""))
     upstream.answers = {"a": [Answer(200, {**given.headers, **limits}, given.body)]}
     assert in_tasks(OPENAI, upstream, keys, of) == answers(6)
     assert upstream.keys.count("a") <= 2
-    assert statuses(keys) == {"a": "cooling_down", "b": "healthy"}
+    assert statuses(keys) == {"a": "healthy", "b": "healthy"}
+    assert keys.snapshot()["a"]["quota"]["seconds_until_open"] > 30
 
 
 def test_h10_a_response_that_passed_a_transport_is_not_learned_from_twice() -> None:
