@@ -30,6 +30,7 @@ OTHER_LIBRARIES = {
     "_exit": "os: documented, ends a process without its clean-up",
     "_getframe": "sys: documented, who calls",
     "_get_running_loop": "asyncio: documented as for this use, None instead of an exception",
+    "_set_running_loop": "asyncio: documented as for event loops; makes a loop the running one of another thread",
     "_run_exitfuncs": "atexit: what a process runs that ends with os._exit",
     "_setoption": "warnings: reads a filter as the option -W does",
 }

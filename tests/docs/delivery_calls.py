@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import gc
+import importlib
+import os
 import random
 import signal
 import subprocess
@@ -14,6 +16,7 @@ import time
 import warnings
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import headgate
@@ -474,7 +477,7 @@ async def within(seconds: float, outcome: Any) -> Any:
 
 UNSTOPPABLE = (
     "it runs longer than its `timeout` and cannot be stopped: "
-    "a plain function, code that does not await, an import that hangs"
+    "a plain function, code that does not await, an argument that hangs while it is unpickled"
 )
 
 
@@ -504,11 +507,42 @@ async def timeout_of_a_held_loop(lab: Lab) -> None:
 
 
 @calls(UNSTOPPABLE, apart=True, soak=True)
-async def timeout_of_an_import(lab: Lab) -> None:
+async def timeout_of_an_argument(lab: Lab) -> None:
     async with WorkerPool(spawn=1):
         slow = routine(timeout=0.2)(jobs.returns)
         error = await within(7.2, lab.outcome(slow(lab.path, jobs.SlowToLoad(8))))
         assert type(error) is headgate.RoutineTimeout
+
+
+@calls(
+    "a module that it needs takes longer to import than its `timeout` and 5 s "
+    "([slow imports](workers.md#slow-imports))",
+    apart=True,
+    soak=True,
+)
+async def timeout_of_an_import(lab: Lab) -> None:
+    folder, name = Path(lab.path).parent, "delivery_slow_import"
+    (folder / f"{name}.py").write_text(
+        "import os, time\n"
+        f"while os.getpid() != {os.getpid()} and not os.path.exists({lab.path + '.go'!r}):\n"
+        "    time.sleep(0.01)\n"
+        "async def returns(path):\n"
+        "    with open(path, 'a') as file:\n"
+        "        print('begun', os.getpid(), file=file)\n"
+        "    return 'result'\n"
+    )
+    sys.path.insert(0, str(folder))
+    try:
+        slow = again(importlib.import_module(name).returns, timeout=0.2)
+        async with WorkerPool(spawn=1):
+            error = await within(7.2, lab.outcome(slow(lab.path)))
+            assert (type(error), begun(lab.path)) == (headgate.RoutineTimeout, [])
+            tell(lab.path)
+            assert await slow(lab.path) == "result", "the import has ended"
+            assert len(begun(lab.path)) == 1
+    finally:
+        sys.path.remove(str(folder))
+        sys.modules.pop(name, None)
 
 
 @calls("its caller is cancelled")

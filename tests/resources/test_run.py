@@ -239,6 +239,101 @@ async def test_r31_cooldowns_and_disables_are_logged_as_warnings(caplog: pytest.
     ]
 
 
+def said(caplog: pytest.LogCaptureFixture) -> list[tuple[int, str]]:
+    records = [record for record in caplog.records if record.name == "headgate.resources"]
+    return [(record.levelno, record.getMessage()) for record in records]
+
+
+async def refuse(pool: ResourcePool[str], times: int, seconds: float = 0.5) -> None:
+    """Have every key refuse so many calls, one a second."""
+    for _ in range(times):
+        with pytest.raises(PoolExhausted):
+            await pool.run(always(CooldownResource(seconds, "429")), retry_delay=0)
+        await asyncio.sleep(1)
+
+
+@virtual
+async def test_r31_cooldowns_are_one_warning_a_minute_with_the_number_of_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pool = keys("a", name="openai")
+    with caplog.at_level(logging.INFO, "headgate.resources"):
+        await refuse(pool, 50)
+        first = (logging.WARNING, "openai: a cools down for 0.5 s (1 in a row): 429")
+        assert [line for line in said(caplog) if "cools down" in line[1]] == [first]
+        await asyncio.sleep(60)
+        await refuse(pool, 2)
+        second = (logging.WARNING, "openai: a cools down for 0.5 s (51 in a row): 429; 49 more since the last warning")
+        assert [line for line in said(caplog) if "cools down" in line[1]] == [first, second]
+        await asyncio.sleep(600)
+        await refuse(pool, 1)
+        assert said(caplog)[-1][1].endswith("(53 in a row): 429; 1 more since the last warning")
+        await asyncio.sleep(60)
+        await refuse(pool, 1)
+        assert said(caplog)[-1][1].endswith("(54 in a row): 429"), "there was no other"
+
+
+@virtual
+async def test_r31_only_cooldowns_that_were_logged_are_said_to_be_over(caplog: pytest.LogCaptureFixture) -> None:
+    pool = keys("a", name="openai")
+    with caplog.at_level(logging.INFO, "headgate.resources"):
+        await refuse(pool, 50)
+        await pool.run(ident)
+    assert said(caplog) == [
+        (logging.WARNING, "openai: a cools down for 0.5 s (1 in a row): 429"),
+        (logging.INFO, "openai: a is back after its cooldown"),
+    ]
+
+
+@virtual
+async def test_r31_the_first_cooldown_of_each_resource_is_logged_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    for pool in (keys("a", "b", name="openai"), keys("a", name="anthropic")):
+        await refuse(pool, 3)
+    assert sorted(text for _, text in said(caplog)) == [
+        "anthropic: a cools down for 0.5 s (1 in a row): 429",
+        "openai: a cools down for 0.5 s (1 in a row): 429",
+        "openai: b cools down for 0.5 s (1 in a row): 429",
+    ]
+
+
+@virtual
+async def test_r31_a_disable_is_logged_once_and_whatever_was_logged_before(caplog: pytest.LogCaptureFixture) -> None:
+    pool = keys("a", name="openai")
+    await refuse(pool, 1)
+    for _ in range(2):
+        with pytest.raises(PoolExhausted):
+            await pool.run(always(DisableResource("401")), retry_delay=0)
+        await pool.disable("a")
+    await pool.enable("a")
+    await pool.disable("a")
+    assert [text for level, text in said(caplog) if level == logging.WARNING][1:] == [
+        "openai: a is disabled: 401",
+        "openai: a is disabled: by hand",
+    ]
+
+
+@virtual
+async def test_r31_a_cooldown_that_is_extended_counts_as_another(caplog: pytest.LogCaptureFixture) -> None:
+    pool = keys("a", name="openai")
+    with caplog.at_level(logging.DEBUG, "headgate.resources"):
+        for _ in range(3):
+            await pool.cool("a", 100)
+            await asyncio.sleep(30)
+    assert [level for level, _ in said(caplog)] == [logging.WARNING, logging.DEBUG, logging.WARNING]
+    assert said(caplog)[-1][1].endswith("; 1 more since the last warning")
+
+
+@virtual
+async def test_r31_the_log_remembers_a_limited_number_of_resources(caplog: pytest.LogCaptureFixture) -> None:
+    pool = keys(*(f"k{number}" for number in range(3000)), name="proxies")
+    for number in range(3000):
+        await pool.cool(f"k{number}", 0.001)
+    assert len(said(caplog)) == 3000
+    await asyncio.sleep(1)
+    await pool.cool("k2999", 0.001)
+    assert len(said(caplog)) == 3000
+
+
 # -- R30, R32-R34, R35, R36: what a verdict means ------------------------------------------------------------
 
 

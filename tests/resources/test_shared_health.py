@@ -9,6 +9,7 @@ import logging
 import math
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
@@ -303,13 +304,31 @@ async def test_h02_waiters_are_woken_by_enable_and_told_by_disable_of_another_pr
 
 
 @virtual
+async def test_r31_only_the_process_that_was_refused_warns(caplog: pytest.LogCaptureFixture) -> None:
+    place = SharedMemory()
+    one, others = share(place), [share(place) for _ in range(3)]
+    with caplog.at_level(logging.DEBUG, "headgate.resources"):
+        await one.run(by_id(k1=CooldownResource(20, "429"), k2="ok"), retry_delay=0)
+        await others[0].disable("k2")
+        reported()
+    assert {status(pool, name) for pool in others for name in ("k1", "k2")} == {"cooling_down", "disabled"}
+    lines = Counter((record.levelname, record.getMessage()) for record in caplog.records)
+    assert lines == {
+        ("WARNING", "keys: k1 cools down for 20.0 s (1 in a row): 429"): 1,
+        ("DEBUG", "keys: k1 cools down for 20.0 s (1 in a row): reported by another process"): 3,
+        ("WARNING", "keys: k2 is disabled: by hand"): 1,
+        ("INFO", "keys: k2 is disabled: reported by another process"): 3,
+    }
+
+
+@virtual
 async def test_h01_events_and_logs_say_that_another_process_found_it(caplog: pytest.LogCaptureFixture) -> None:
     place = SharedMemory()
     one, changes = share(place), []
     other = share(place, on_state_change=lambda *change: changes.append((*change, threading.current_thread().name)))
     seen: list[Any] = []
     stop = headgate.subscribe(seen.append, "resources.health")
-    with caplog.at_level(logging.WARNING, "headgate.resources"):
+    with caplog.at_level(logging.DEBUG, "headgate.resources"):
         await one.run(by_id(k1=CooldownResource(20, "secret-k1 is over its limit"), k2="ok"), retry_delay=0)
         await one.disable("k2")
         reported()

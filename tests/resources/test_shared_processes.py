@@ -162,6 +162,22 @@ async def test_h01_a_key_limited_in_one_process_rests_in_all(path: Path) -> None
         assert min(left) > 50
 
 
+def test_r31_only_the_process_that_was_refused_warns(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    async def main() -> None:
+        async with fleet(tmp_path / "shared.db", processes=SEVERAL) as (upstream, (one, *others)):
+            upstream.answers.update(k1="429 60", k2="401 no")
+            asked = (("k1", "cooling_down"), ("k2", "disabled"))
+            watched = [remote.ask("watch", key=key, status=status) for remote in others for key, status in asked]
+            await one.ask("run")
+            await asyncio.gather(*watched)
+
+    asyncio.run(asyncio.wait_for(main(), 2 * LIMIT))
+    assert sorted(capfd.readouterr().err.splitlines()) == [
+        "keys: k1 cools down for 60.0 s (1 in a row): 429",
+        "keys: k2 is disabled: 401",
+    ]
+
+
 @pytest.mark.soak
 @real
 async def test_h02_disable_and_enable_are_known_to_all_processes(path: Path) -> None:

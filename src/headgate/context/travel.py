@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple
 
 from headgate.context.chains import ABSENT, CHAIN, NONE, SEEN, VALUES, Identity, Values, adopt, here, present
 from headgate.context.variables import ATOMS, is_declared, mark_used, travelled, variable
+from headgate.core.imports import ImportNeeded
 from headgate.errors import InvalidType
 
 _CONTAINERS = frozenset({tuple, list, dict, set, frozenset})
@@ -220,6 +221,8 @@ class Exchange:
         for key, pickled in frame.pickled.items():
             try:
                 values[variable(key)] = load(pickled)
+            except ImportNeeded:
+                raise  # nothing is set yet: it is received again
             except BaseException as error:
                 failures.append(f"the value of the context variable {key!r} cannot be read: {_said(error)}")
         unset = [variable(key) for key in frame.unset]

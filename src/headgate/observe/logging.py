@@ -6,6 +6,8 @@ Installed when headgate is imported. It costs nothing until such an event, and i
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 from headgate.core.topics import subscribe
 
 TYPE_CHECKING = False  # see core/topics.py
@@ -13,13 +15,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, TextIO
 
-    from headgate.core.events import Event
+
+COOLDOWN_PAUSE = 60.0
+"""Seconds between two warnings about cooldowns of the same resource."""
 
 
 def install() -> Callable[[], None]:
     """Begin to log; returns a function that stops it."""
     stops = (
-        subscribe(_log_health, "resources.health"),
+        subscribe(_HealthLog().write, "resources.health"),
         subscribe(_log_pool, "tasks.pools"),
         subscribe(_log_worker, "workers.lifecycle"),
     )
@@ -126,24 +130,89 @@ def _write_of_worker(event: Any) -> None:
         log.info("%s takes calls again", who)
 
 
-def _log_health(event: Event) -> None:
-    text = _SENTENCES.get(event.name)
-    if text is None:
-        return
-    import logging
+class _HealthLog:
+    """Writes to the log how resources fare.
 
-    level, sentence = text
-    log = logging.getLogger("headgate.resources")
-    if event.name in _OF_NO_TASK:
-        _outside_of_tasks(log.log, getattr(logging, level), *sentence(event))
-        return
-    if getattr(event, "old_status", None) == "cooling_down" and event.name == "resource_cooled":
-        level = "INFO"  # a cooldown that is extended: the warning was when it began
-    request_id = getattr(event, "request_id", None)  # of the task or call that found it out
-    extra = {"task_id": request_id} if request_id else None
-    log.log(getattr(logging, level), *sentence(event), extra=extra)
+    A key that is refused ten times a second would fill the log. So there is at most one warning in `COOLDOWN_PAUSE`
+    seconds about the cooldowns of a resource, the first at once; the next says how many there were in between. These,
+    and what other processes found out and have logged themselves, are for debugging.
+
+    Events come from any thread. There is no lock, because the price of a race is a line too many.
+    """
+
+    def __init__(self) -> None:
+        self._cooldowns: OrderedDict[tuple[str, str], _Cooldowns] = OrderedDict()
+        self._now: Callable[[], float] | None = None
+
+    def write(self, event: Any) -> None:
+        """Log an event of the topic `resources.health`."""
+        text = _SENTENCES.get(event.name)
+        if text is None:
+            return
+        import logging
+
+        level, sentence = text
+        message, *args = sentence(event)
+        if event.name == "resource_cooled":
+            more = self._count(event)
+            if more is None:
+                level = "DEBUG"
+            elif more:
+                message, args = f"{message}; %d more since the last warning", [*args, more]
+        elif event.name == "resource_recovered" and not self._was_logged(event):
+            level = "DEBUG"
+        elif event.name == "resource_disabled" and event.from_another_process:
+            level = "INFO"
+        log = logging.getLogger("headgate.resources")
+        if event.name in _OF_NO_TASK:
+            _outside_of_tasks(log.log, getattr(logging, level), message, *args)
+            return
+        request_id = getattr(event, "request_id", None)  # of the task or call that found it out
+        extra = {"task_id": request_id} if request_id else None
+        log.log(getattr(logging, level), message, *args, extra=extra)
+
+    def _count(self, event: Any) -> int | None:
+        """Count a cooldown. Returns how many were not logged before it, or None if it is not to be logged either."""
+        from headgate.core.clock import clock
+
+        now = clock.now()
+        if self._now is not clock.now:  # another clock, of a test: what this one says means nothing there
+            self._now = clock.now
+            self._cooldowns.clear()
+        known = self._cooldowns.setdefault((event.pool, event.resource_id), _Cooldowns())
+        if len(self._cooldowns) > _MANY:
+            self._cooldowns.popitem(last=False)  # pools come and go
+        if event.old_status != "cooling_down":  # else it is extended
+            known.is_logged = False
+        if event.from_another_process:
+            return None
+        if now - known.warned_at < COOLDOWN_PAUSE:
+            known.unlogged += 1
+            return None
+        unlogged, known.unlogged = known.unlogged, 0
+        known.warned_at, known.is_logged = now, True
+        return unlogged
+
+    def _was_logged(self, event: Any) -> bool:
+        """Whether the cooldown that has ended was logged."""
+        known = self._cooldowns.get((event.pool, event.resource_id))
+        return known is not None and known.is_logged
 
 
+class _Cooldowns:
+    """What was logged of the cooldowns of one resource."""
+
+    __slots__ = ("is_logged", "unlogged", "warned_at")
+
+    def __init__(self) -> None:
+        self.warned_at: float = float("-inf")
+        self.unlogged: int = 0
+        """Number of cooldowns since then that were not logged."""
+        self.is_logged: bool = False
+        """Whether the current cooldown was logged, when it began or when it was extended."""
+
+
+_MANY = 1000  # resources whose cooldowns are remembered
 _OF_NO_TASK = frozenset({"resource_recovered", "health_unshared", "health_shared"})
 """Events that are noticed in the code of whichever task is next, and have nothing to do with it."""
 

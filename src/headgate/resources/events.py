@@ -18,6 +18,10 @@ UsageOutcome = Literal["ok", "error", "cooldown", "disable", "retry", "sibling_c
 RunOutcome = Literal["ok", "exhausted", "error", "cancelled"]
 
 
+FROM_ANOTHER = "reported by another process"
+"""The reason of what another process found out that shares the health of the pool: its own is not stored."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourceEvent(Event):
     """Something that happened in a resource pool."""
@@ -47,6 +51,11 @@ class ResourceCooled(ResourceEvent):
         """The request id of the call that caused this; None when a method of the pool did."""
         return None if self.usage is None else self.usage.request_id
 
+    @property
+    def from_another_process(self) -> bool:
+        """True when another process that shares the health of the pool found it out."""
+        return self.reason == FROM_ANOTHER
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourceDisabled(ResourceEvent):
@@ -64,6 +73,11 @@ class ResourceDisabled(ResourceEvent):
     def request_id(self) -> str | None:
         """The request id of the call that caused this; None when a method of the pool did."""
         return None if self.usage is None else self.usage.request_id
+
+    @property
+    def from_another_process(self) -> bool:
+        """True when another process that shares the health of the pool found it out."""
+        return self.reason == FROM_ANOTHER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,6 +29,7 @@ from headgate.errors import InvalidArgument, PoolClosed, StoreUnreachable
 from headgate.resources.background import reports
 from headgate.resources.effects import Effects
 from headgate.resources.engine import Engine, begin, lock
+from headgate.resources.events import FROM_ANOTHER
 from headgate.resources.exchange import Message, Reply, exchange
 from headgate.resources.members import Member, Requirement
 from headgate.resources.quota_news import send_due
@@ -41,8 +42,6 @@ if TYPE_CHECKING:
 
 CONNECT = 10.0
 """Seconds for which a new pool waits for its store."""
-FROM_ANOTHER = "reported by another process"
-"""The reason of cooldowns and disables that other processes found."""
 
 _log = logging.getLogger("headgate.resources")
 _living: weakref.WeakSet[SharedHealth] = weakref.WeakSet()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from headgate.context.chains import CHAIN, NONE, VALUES, present
 from headgate.context.travel import Exchange, outgoing, received, refused, warn, warn_and_go_on
+from headgate.core.imports import Require
 from headgate.core.redaction import log_exception
 from headgate.errors import InvalidArgument
 from headgate.workers.serialization.dynamic_classes import loads
@@ -85,11 +86,11 @@ def tell(tag: str, failures: Sequence[str], error: BaseException | None = None) 
 # -- at the worker ----------------------------------------------------------------------------------------------------
 
 
-def receive(running: RunningCall, data: bytes) -> None:
-    """Set in this Context what came with a call or with a step."""
+def receive(running: RunningCall, data: bytes, require: Require | None = None) -> None:
+    """Set in this Context what came with a call or with a step. ImportNeeded of `require`: nothing was set."""
     if running.exchange is None:
         running.exchange = Exchange("worker")
-    failures = running.exchange.receive(data, lambda value: loads(value, running.scope))
+    failures = running.exchange.receive(data, lambda value: loads(value, running.scope, require))
     if failures:
         warn(failures, running.begun.function.tag)
 

@@ -17,19 +17,24 @@ Data may also *name* a class that the receiver has, by its id (`codec.known_clas
 from __future__ import annotations
 
 import functools
+import importlib
 import io
 import pickle
+import sys
 import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from headgate.core.imports import Require
 from headgate.workers.codec import known_class
 from headgate.workers.protocol.bulk import Borrowed, BulkPayload, Payload, Unreadable
 
 _SIGN = b"_make_skeleton"
 _NAMED = known_class.__name__.encode()
+_GLOBAL = pickle.STACK_GLOBAL  # of each class or function that a pickle names, and of no pickle without one
 _received: weakref.WeakSet[type] = weakref.WeakSet()
+_usable: set[str] = set()  # modules that need not be asked for again
 
 Scope = dict[str, type]
 """The classes of one call, by cloudpickle's id."""
@@ -43,14 +48,22 @@ def id_of(kind: type) -> str:
     return made
 
 
-def loads(data: Payload, scope: Scope | None = None) -> Any:
-    """Unpickle a payload; classes that were sent by value are loaded into `scope`, or into the process."""
+def loads(data: Payload, scope: Scope | None = None, require: Require | None = None) -> Any:
+    """Unpickle a payload; classes that were sent by value are loaded into `scope`, or into the process.
+
+    `require` is asked before anything is used of a module. When it raises ImportNeeded, `scope` is unchanged, and the
+    payload can be loaded again.
+    """
     if isinstance(data, bytes) and _SIGN not in data:
-        if _NAMED not in data:
+        if _NAMED in data:
+            finder = _Finder(io.BytesIO(data))
+            finder.scope, finder.require = scope, require
+            return finder.load()
+        if require is None or _GLOBAL not in data:
             return pickle.loads(data)
-        finder = _Finder(io.BytesIO(data))
-        finder.scope = scope
-        return finder.load()
+        asking = _Asking(io.BytesIO(data))
+        asking.require = require
+        return asking.load()
     buffers: Sequence[Any] = ()
     lifted = 0
     assert not isinstance(data, Borrowed), "it was read"
@@ -58,9 +71,13 @@ def loads(data: Payload, scope: Scope | None = None) -> Any:
         raise OSError(data.reason)
     if isinstance(data, BulkPayload):
         buffers, lifted, data = data.buffers, data.lifted, data.pickle
-    if _SIGN not in data and _NAMED not in data and not lifted:
+    if _SIGN not in data and _NAMED not in data and not lifted and (require is None or _GLOBAL not in data):
         return pickle.loads(data, buffers=buffers)
-    return _Unpickler(data, buffers, lifted, scope).load()
+    attempt = scope if require is None or scope is None else dict(scope)
+    value = _Unpickler(data, buffers, lifted, attempt, require).load()
+    if scope is not None and attempt is not None:
+        scope.update(attempt)
+    return value
 
 
 @functools.cache
@@ -72,7 +89,31 @@ def _known_here() -> Mapping[str, type]:
     return known
 
 
-class _Finder(pickle.Unpickler):
+_find_class = pickle.Unpickler.find_class  # not by super(): this is the way of most arguments (benchmarks/dispatch.py)
+
+
+class _Asking(pickle.Unpickler):
+    """Asks before it uses something of a module, or a module itself."""
+
+    require: Require | None = None
+
+    def find_class(self, module: str, name: str) -> Any:
+        if self.require is not None:
+            if module not in _usable or module not in sys.modules:
+                self.require(module)
+                _usable.add(module)
+            if name == "subimport" and module == "cloudpickle.cloudpickle":
+                return self._import
+        return _find_class(self, module, name)
+
+    def _import(self, name: str) -> types.ModuleType:
+        """Return a module that a function or class sees, as cloudpickle's `subimport` does."""
+        if self.require is not None:
+            self.require(name)
+        return importlib.import_module(name)
+
+
+class _Finder(_Asking):
     """Unpickles what names classes."""
 
     scope: Scope | None = None
@@ -95,10 +136,12 @@ class _Finder(pickle.Unpickler):
 class _Unpickler(_Finder):
     """Unpickles what contains classes."""
 
-    def __init__(self, data: bytes, buffers: Sequence[Any], lifted: int, scope: Scope | None) -> None:
+    def __init__(
+        self, data: bytes, buffers: Sequence[Any], lifted: int, scope: Scope | None, require: Require | None
+    ) -> None:
         super().__init__(io.BytesIO(data), buffers=buffers[lifted:])
         self._lifted = buffers[:lifted]
-        self.scope = scope
+        self.scope, self.require = scope, require
         self._made: set[int] = set()  # classes that this data defines
 
     def persistent_load(self, number: int) -> Any:

@@ -30,6 +30,7 @@ from weakref import WeakSet
 
 from headgate.context.variables import bare
 from headgate.core.clock import clock
+from headgate.core.imports import Require
 from headgate.errors import InvalidType, RemoteError
 from headgate.workers.model import FunctionForm
 from headgate.workers.serialization.dynamic_classes import Scope, id_of, loads
@@ -310,37 +311,40 @@ class ReceivedFunction:
         """Whether there are classes that calls may have in common."""
         return bool(self._definition.value) and (self._definition.reusable or not self._definition.fresh)
 
-    def open(self, scope: Scope) -> Loaded:
-        """Return the function for one call, whose classes are put into `scope`; RemoteError says why it cannot be."""
-        loaded = self._open(scope)
+    def open(self, scope: Scope, require: Require | None = None) -> Loaded:
+        """Return the function for one call, whose classes are put into `scope`; RemoteError says why it cannot be.
+
+        ImportNeeded: not before a module is imported (see `core.imports`).
+        """
+        loaded = self._open(scope, require)
         if loaded.copy.scope:
             scope.update(loaded.copy.scope)
         return loaded
 
-    def _open(self, scope: Scope) -> Loaded:
+    def _open(self, scope: Scope, require: Require | None) -> Loaded:
         definition = self._definition
         if definition.module:
             if self._imported is None:
-                self._imported = Loaded(_imported(definition), _NO_GROUP)
-            return self._imported if not definition.value else Loaded(self._imported.fn, self._copy())
+                self._imported = Loaded(_imported(definition, require), _NO_GROUP)
+            return self._imported if not definition.value else Loaded(self._imported.fn, self._copy(require))
         if self.has_group:
-            copy = self._copy()
+            copy = self._copy(require)
             return Loaded(copy.functions[max(0, definition.member - 1)], copy)
-        return Loaded(self._loaded(lambda: loads(definition.value, scope)), _NO_GROUP)
+        return Loaded(self._loaded(lambda: loads(definition.value, scope, require)), _NO_GROUP)
 
     def close(self, copy: Copy) -> None:
         """Hear that a call has ended, and does not use its copy any more."""
         if self._group is not None:
             self._group.close(copy)
 
-    def _copy(self) -> Copy:
+    def _copy(self, require: Require | None) -> Copy:
         definition = self._definition
         group = self._group
         if group is None:
             group = self._group = group_of(definition.value, definition.reusable)
         copy = group.idle()
         if copy is None:
-            copy = self._loaded(group.load)
+            copy = self._loaded(lambda: group.load(require))
             first = 1 if definition.member or definition.module else 0
             for member, fn in enumerate(copy.functions, first):
                 for routine in copy.routines_of(fn):
@@ -373,8 +377,10 @@ def missing_module(tag: str, error: ModuleNotFoundError) -> RemoteError:
 _warned: set[tuple[str, str]] = set()
 
 
-def _imported(definition: Definition) -> Callable[..., Any]:
+def _imported(definition: Definition, require: Require | None) -> Callable[..., Any]:
     try:
+        if require is not None:
+            require(definition.module)
         module = importlib.import_module(definition.module)
     except ModuleNotFoundError as error:
         raise missing_module(definition.tag, error) from error

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
+from headgate.core.imports import Require
 from headgate.workers.serialization.dynamic_classes import Scope, loads
 from headgate.workers.serialization.settled import Surroundings, surroundings_of
 
@@ -72,10 +73,10 @@ class Group:
                 return copy
         return None
 
-    def load(self) -> Copy:
-        """Load a new copy."""
+    def load(self, require: Require | None) -> Copy:
+        """Load a new copy. ImportNeeded: not yet (see `core.imports`)."""
         scope: Scope = {}
-        loaded = loads(self._value, scope)
+        loaded = loads(self._value, scope, require)
         functions, classes = loaded if isinstance(loaded, tuple) else ((loaded,), ())
         copy = Copy(scope, functions, surroundings_of(functions, classes))
         if not self._exclusive:

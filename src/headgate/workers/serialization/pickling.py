@@ -23,6 +23,7 @@ from types import FunctionType, TracebackType
 from typing import Any, Protocol
 
 from headgate.context.variables import bare
+from headgate.core.imports import Require
 from headgate.core.redaction import redact
 from headgate.errors import HeadgateError, InvalidType, RemoteError
 from headgate.resources.model import Resource
@@ -286,9 +287,11 @@ def _names(fn: Callable[..., Any] | None) -> Iterator[str]:
     return chain(named, map(str, count(len(named) + 1)))
 
 
-def load_arguments(data: bytes | BulkPayload, scope: Scope | None = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def load_arguments(
+    data: bytes | BulkPayload, scope: Scope | None = None, require: Require | None = None
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Unpickle the arguments of a call that `dump_arguments` pickled."""
-    args, kwargs = loads(data, scope)
+    args, kwargs = loads(data, scope, require)
     return args, kwargs
 
 

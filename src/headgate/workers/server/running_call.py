@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from headgate.context.travel import Exchange
+from headgate.core.imports import ImportNeeded, is_imported
 from headgate.workers.model import Task
 from headgate.workers.protocol.messages import Begun
 from headgate.workers.serialization.dynamic_classes import Scope
 from headgate.workers.serialization.functions import Loaded
 from headgate.workers.serialization.pickling import NOTHING_GIVEN, Given
 from headgate.workers.server.generators import Orders
+from headgate.workers.server.imports import FailedImport
 
 if TYPE_CHECKING:
     from headgate.workers.server.client_stream import ClientStream
@@ -52,6 +54,8 @@ class RunningCall:
     """Its function, once that is loaded, with the copy of its group that the call uses."""
     given: Given = NOTHING_GIVEN
     """The classes that its caller has."""
+    imports: Mapping[str, FailedImport | None] = {}
+    """The modules whose import it waited for, and what that raised."""
     exchange: Exchange | None = None
     """Which values of its Context its caller knows; None: none were exchanged."""
 
@@ -67,12 +71,22 @@ class RunningCall:
         """Its own copies of the classes that were sent by value."""
 
     def load(self) -> Callable[..., Any]:
-        """Return the function that it runs."""
+        """Return the function that it runs. ImportNeeded: not before a module is imported (see `core.imports`)."""
         if self.loaded is None:
-            self.loaded = self.begun.function.open(self.scope)
+            self.loaded = self.begun.function.open(self.scope, self.require)
             if self.loaded.copy.names:
                 self.given = Given(self.loaded.copy.names)
         return self.loaded.fn
+
+    def require(self, module: str) -> None:
+        """Raise ImportNeeded if a module is not imported yet, or what its import raised."""
+        if is_imported(module):
+            return
+        if module not in self.imports:
+            raise ImportNeeded(module)
+        failed = self.imports[module]
+        if failed is not None:
+            failed.throw()
 
     @property
     def id(self) -> str:

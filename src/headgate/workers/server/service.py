@@ -104,8 +104,9 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
     @property
     def is_awaited(self) -> bool:
         """Are there calls that run or wait, or does a client wait for long arguments to be read or results to be sent?
-        That takes seconds on a busy machine, and a worker that says nothing meanwhile is taken for one that hangs."""
-        return self.tasks.busy or any(stream.session.owes for stream in self._streams)
+        That takes seconds on a busy machine, and a worker that says nothing meanwhile is taken for one that hangs.
+        An import that no call waits for any more can hold the interpreter's lock too."""
+        return self.tasks.busy or self.tasks.imports.active or any(stream.session.owes for stream in self._streams)
 
     def _changed(self) -> None:
         if self.on_change is not None:

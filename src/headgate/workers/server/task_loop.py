@@ -28,6 +28,7 @@ from headgate.context.chains import VALUES
 from headgate.context.travel import Elsewhere
 from headgate.core.cancellation import primed
 from headgate.core.clock import clock
+from headgate.core.imports import ImportNeeded
 from headgate.core.redaction import log_exception, redact
 from headgate.core.threads import current_frames, outlast_cancellation
 from headgate.errors import RemoteError, RoutineTimeout
@@ -42,6 +43,7 @@ from headgate.workers.serialization.pickling import dump_exception, load_argumen
 from headgate.workers.server.admission import Ask
 from headgate.workers.server.event_loops import end_loop
 from headgate.workers.server.generators import Order, Orders, advance
+from headgate.workers.server.imports import Imports
 from headgate.workers.server.outcomes import TURN, Outcome, Outcomes, dump_raised, dump_result
 from headgate.workers.server.reserved_calls import REFUSED, ReservedCalls
 from headgate.workers.server.running_call import RunningCall
@@ -67,6 +69,7 @@ HELD_PLACES = b"its thread places are held by calls that timed out or were cance
 """Reason of a refusal: the call needs a thread, and there is none."""
 ENDING_SECONDS = 1.5
 """Seconds that tasks and generators which routines left on the loop have to end, when the worker stops."""
+_IMPORTLIB = "<frozen importlib._bootstrap>"
 _log = logging.getLogger("headgate.workers")
 
 
@@ -115,6 +118,7 @@ class TaskLoop:
         self._admitted = 0
         self._threads: ThreadPoolExecutor | None = None
         self.places: Places = Places(THREADS, self._tell_places)
+        self.imports: Imports = Imports(self.loop)
         self._on_threads = on_threads
         self._stopping = False
         self._closings: set[concurrent.futures.Future[Any]] = set()  # closing what clients had here
@@ -229,6 +233,16 @@ class TaskLoop:
         """Return the stack of the loop's thread as text."""
         frame = current_frames().get(self._thread.ident or 0)
         return "".join(traceback.format_stack(frame)) if frame is not None else "(no frame)"
+
+    def imports_on_loop(self) -> str | None:
+        """Return the module that code on the loop is importing at this moment, or None."""
+        frame = current_frames().get(self._thread.ident or 0)
+        found: str | None = None
+        while frame is not None:
+            if frame.f_code.co_name == "_find_and_load" and frame.f_code.co_filename == _IMPORTLIB:
+                found = frame.f_locals.get("name")  # the last one found is the first in line: it imports the others
+            frame = frame.f_back
+        return found
 
     def _wake(self) -> None:
         if not self._awake:
@@ -376,37 +390,39 @@ class TaskLoop:
                 limit_dispatch(begun.dispatch_timeout)
             if begun.timeout:
                 running.due = clock.now() + begun.timeout
-            if begun.context:
-                if begun.function.has_group:
-                    running.load()  # values of the Context are of the same classes as the function knows
-                context_frames.receive(running, begun.context)
+            while begun.context:
+                try:
+                    if begun.function.has_group:
+                        running.load()  # values of the Context are of the same classes as the function knows
+                    context_frames.receive(running, begun.context, running.require)
+                except ImportNeeded as needed:
+                    await self._import(running, needed.module)
+                else:
+                    break
             if RUNNING:
                 running.watchers = [watcher for hook in RUNNING if (watcher := hook(running)) is not None]
             if self._backpressure is not None and (refusal := await self._refusal(running)) is not None:
                 self._end(running, *refusal)
                 return
-            if begun.function.thread:
-                running.due = None  # waiting for a thread place does not count
-                if not await self.places.take():
-                    self._end(running, "no_thread", HELD_PLACES)
-                    return
-                running.has_thread_place = True
-            if begun.timeout:
-                running.due = clock.now() + begun.timeout
-            if begun.tell_start:  # not with others: it may hold the loop from its first line on
-                self._outcomes.give_back([(running.stream, begun.number, None, b"", False, 0, b"")])
-            fn = running.load()
-            assert isinstance(begun.arguments, (bytes, BulkPayload)), "they were read"
-            try:
-                args, kwargs = load_arguments(begun.arguments, running.scope)
-            except ModuleNotFoundError as error:
-                raise missing_module(begun.function.tag, error) from error
-            except (Exception, SystemExit, KeyboardInterrupt) as error:
-                raise RemoteError(
-                    f"the arguments of {begun.function.tag} could not be read on the worker: "
-                    f"{type(error).__name__}: {error}",
-                    remedy="Their classes must be importable there, and what they pickle must unpickle.",
-                ) from error
+            tell_start, call = begun.tell_start, None
+            while call is None:
+                if begun.function.thread:
+                    running.due = None  # waiting for a thread place does not count
+                    if not await self.places.take():
+                        self._end(running, "no_thread", HELD_PLACES)
+                        return
+                    running.has_thread_place = True
+                if begun.timeout:
+                    running.due = clock.now() + begun.timeout
+                if tell_start:  # not with others: it may hold the loop from its first line on
+                    tell_start = False
+                    self._outcomes.give_back([(running.stream, begun.number, None, b"", False, 0, b"")])
+                try:
+                    call = running.load(), *_arguments(running)
+                except ImportNeeded as needed:
+                    self.free_thread_place(running)  # calls that need no import may have it
+                    await self._import(running, needed.module)
+            fn, args, kwargs = call
             if running.orders is not None:
                 await self._pull(running, running.orders, fn(*args, **kwargs))
                 self._end(running, "returned", b"", context_frames.ended(running))
@@ -426,6 +442,11 @@ class TaskLoop:
             if running.watchers:
                 running.tell_end(kind, error)  # here: to keep it until `_end` would make a cycle with this frame
         self._end(running, kind, payload, b"" if context_frames.nothing() else context_frames.ended(running))
+
+    async def _import(self, running: RunningCall, module: str) -> None:
+        """Wait until a module is imported that a call needs. A timeout of the call has begun, and begins again after
+        that: the time that imports take is not its own, but a caller does not wait for one that hangs."""
+        running.imports = {**running.imports, module: await self.imports.wait(module)}
 
     # -- generators ---------------------------------------------------------------------------------------------------
 
@@ -623,3 +644,18 @@ class TaskLoop:
             self._outcomes.send(outcome)
         else:
             self._outcomes.give_back([outcome])  # there is nothing that it could share a message with
+
+
+def _arguments(running: RunningCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Load the arguments of a call. RemoteError says why they cannot be; ImportNeeded: not yet."""
+    begun = running.begun
+    assert isinstance(begun.arguments, (bytes, BulkPayload)), "they were read"
+    try:
+        return load_arguments(begun.arguments, running.scope, running.require)
+    except ModuleNotFoundError as error:
+        raise missing_module(begun.function.tag, error) from error
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
+        raise RemoteError(
+            f"the arguments of {begun.function.tag} could not be read on the worker: {type(error).__name__}: {error}",
+            remedy="Their classes must be importable there, and what they pickle must unpickle.",
+        ) from error

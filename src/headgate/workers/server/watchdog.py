@@ -8,12 +8,12 @@ holds the interpreter's lock, faulthandler writes the stacks by itself.
 from __future__ import annotations
 
 import asyncio
-import faulthandler
 import logging
 from typing import TYPE_CHECKING
 
 from headgate.core.clock import clock
 from headgate.workers.protocol.messages import HELD, PULSE
+from headgate.workers.server import stack_dumps
 from headgate.workers.server.orphans import Orphans
 from headgate.workers.server.running_call import RunningCall
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from headgate.workers.server.service import Service
 
 _BEAT = 0.25
-_DUMP_AFTER = 1.75  # seconds without a turn of this thread after which faulthandler writes the stacks
 _log = logging.getLogger("headgate.workers")
 
 
@@ -49,8 +48,7 @@ class Watch:
         if not self._service.is_awaited:
             self._timer = None
             self._named = self._suspect = None
-            if _CAN_DUMP:
-                faulthandler.cancel_dump_traceback_later()
+            stack_dumps.cancel()
             return
         # First of all: an error below must not end the checks, and with them the reports to clients.
         self._timer = asyncio.get_running_loop().call_later(_BEAT, self._look)
@@ -60,7 +58,7 @@ class Watch:
         self._looked = now
         age = 0.0 if tasks.asked is None else now - tasks.asked
         tasks.ask(now)
-        _dump_later()
+        stack_dumps.dump_later(importing=tasks.imports.active)
         if age > HELD - _BEAT:
             self._log_holder(age)
         if age > HELD:
@@ -81,6 +79,17 @@ class Watch:
         what = "something a routine started"
         if isinstance(held, RunningCall):
             what = f"{held.begun.function.tag} (task {held.id})"
+        module = self._service.tasks.imports_on_loop()
+        if module is not None:
+            _log.warning(
+                "%s imports %s while it runs, which holds the loop of worker %s for %.1f s so far. Import it at the "
+                "top of a module: workers import those in a thread",
+                what,
+                module,
+                self._service.uid,
+                age,
+            )
+            return
         _log.warning(
             "%s holds the loop of worker %s for %.1f s; it answers, and takes no new calls until the loop is free. "
             "Await in it: what computes or blocks belongs into a routine with a plain `def`.\n%s",
@@ -89,18 +98,3 @@ class Watch:
             age,
             self._service.tasks.stack(),
         )
-
-
-_CAN_DUMP = hasattr(faulthandler, "dump_traceback_later")
-
-
-def _dump_later() -> None:
-    """Have faulthandler write the stacks if this thread has no turn soon.
-
-    faulthandler needs a thread for that. If none can be started now, the next check tries again.
-    """
-    if _CAN_DUMP:
-        try:
-            faulthandler.dump_traceback_later(_DUMP_AFTER, file=2)
-        except (RuntimeError, MemoryError):
-            pass
