@@ -201,8 +201,9 @@ with a cap for one: 1
 """,
     "nested_work": """\
 55 after 177 tasks, at most 2 active at a time
-told: numbers#179 would wait for numbers#178, which waits for numbers#179
-numbers#179 would wait for numbers#178, which waits for numbers#179
+failed at its timeout; 0 subtasks left
+told: numbers#... would wait for numbers#..., which waits for numbers#...
+numbers#... would wait for numbers#..., which waits for numbers#...
 """,
     "pipeline_restart": """\
 first run, in a process that dies

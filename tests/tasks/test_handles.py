@@ -498,6 +498,7 @@ async def test_t15_dir_shows_what_is_for_users() -> None:
         assert dir(handle) == [
             "attempt",
             "cancel",
+            "children",
             "finished",
             "id",
             "key",

@@ -77,6 +77,13 @@ class TaskHandle(TaskRecord, Generic[R]):
         failed = _seen(self) if self.status == "failed" else None
         return task_snapshot(self, self.owner, self.outcome if self.status == "completed" else None, failed)
 
+    def children(self) -> list[TaskHandle[Any]]:
+        """Return the unfinished tasks that end with this one, in the order of their submits.
+
+        They are those that its code has submitted without `detached=True`. A task that has ended has none.
+        """
+        return list(self.dependents or ())  # type: ignore[arg-type] # every task is a handle
+
     def story(self) -> Story:
         """Return what happened to the task so far, a line each, with times and reasons: ``print(handle.story())``."""
         return story_of(self, clock.wall())
@@ -171,7 +178,8 @@ def _without_frames(error: E, count: int) -> E:
 
 def _cancelled(task: TaskRecord) -> TaskCancelled:
     """Made here, not where it is raised: a frame of its traceback that names it would be a cycle."""
-    error = TaskCancelled(f"{task.label} was cancelled")
+    why = f" because {task.outcome.reason}" if task.outcome is not None else ""
+    error = TaskCancelled(f"{task.label} was cancelled{why}")
     if task.owner.ending.is_early:
         need_not_be_retrieved(error)
     return error
@@ -185,6 +193,6 @@ def _seen(task: TaskRecord) -> BaseException:
 
 
 _KEYS = ("_type", "id", "pool", "pool_id", "submitted_at", "status", "key")
-_METHODS = ("cancel", "on_end", "snapshot", "story")
+_METHODS = ("cancel", "children", "on_end", "snapshot", "story")
 _FIELDS = ("attempt", "finished", "partition", "priority")
 _PUBLIC = tuple(sorted((*_METHODS, *_FIELDS, *_KEYS[1:])))

@@ -31,6 +31,7 @@ from headgate.tasks.events import AUDIT
 from headgate.tasks.handle import TaskHandle
 from headgate.tasks.model import PLAIN, TaskRecord
 from headgate.tasks.options import NOTHING, Asked, check_names, parse
+from headgate.tasks.runtime.children import adopt, share, terms_below
 from headgate.tasks.runtime.durable import Records, digest_of
 from headgate.tasks.runtime.executor import TICK, Executor
 from headgate.tasks.runtime.failures import Kept
@@ -137,6 +138,8 @@ class Submitter:
         task: TaskHandle[Any] = TaskHandle(
             executor, number, fn, args, copy_context(), moment, parent, priority, key, partition, terms
         )
+        if parent is not None:
+            return self._enter_made(task, wait)
         if terms is not PLAIN:
             if terms.idempotency_key is not None:
                 known = self._known(task, terms.idempotency_key, wait)
@@ -207,7 +210,7 @@ class Submitter:
         with nullcontext() if self._records is None else self._records.together():
             try:
                 for task in tasks:
-                    entered.append(self._enter_made(task))
+                    entered.append(self._enter_made(task, wait=True))
             except BaseException:
                 self._take_back(entered, set(tasks))
                 raise
@@ -222,10 +225,15 @@ class Submitter:
             elif task in new:
                 self._executor.cancel(task)
 
-    def _enter_made(self, task: TaskHandle[Any]) -> TaskRecord | Arrival:
-        key = task.terms.idempotency_key
-        known = None if key is None else self._known(task, key, wait=True)
-        return self._place(task, wait=True) if known is None else known
+    def _enter_made(self, task: TaskHandle[Any], wait: bool) -> TaskRecord | Arrival:
+        own = task.terms
+        known = None if own.idempotency_key is None else self._known(task, own.idempotency_key, wait)
+        if known is not None:
+            return known
+        task.terms = terms_below(task.parent, own)
+        entered = self._place(task, wait)
+        adopt(task, own)
+        return entered
 
     def _refuse_conflicts(self, tasks: Iterable[TaskHandle[Any]]) -> None:
         """Raise IdempotencyConflict if one of these tasks has the key of other work, or of another one of them."""
@@ -239,8 +247,10 @@ class Submitter:
 
     def set_aside(self, task: TaskRecord) -> None:
         """Take in a task that another process runs: it counts as queued, and gets no turn."""
+        own, task.terms = task.terms, terms_below(task.parent, task.terms)
         self._states.claim(task)
         self._scheduler.set_aside(task)
+        adopt(task, own)
         if task.terms.expires_at is not None:
             self._executor.plan(task.terms.expires_at, "expire", task)
         if AUDIT.listeners or self._reporter.audit:
@@ -355,6 +365,7 @@ class Submitter:
         if known is None:
             return None
         self._refuse_other_work(task, known, key)
+        share(known, task)
         if arrival is not None and task.parent is not None and self._queue.leave(arrival.task) is not None:
             entered = self._admit(arrival, has_slot=False)  # nested work waits for no place, nor for a task that does
             if self._records is None:

@@ -197,9 +197,7 @@ class Scheduler:
         if self.coming:
             self.coming.discard(task)
         if self._aside and task in self._aside:
-            self._aside.discard(task)
-            if self._victims is not None:
-                self._victims.left(task)
+            self._leave_aside(task)
         if self._various or task.terms is not PLAIN:
             self._sort(task)
         self.queue.push(task)
@@ -208,6 +206,8 @@ class Scheduler:
 
     def requeue(self, task: TaskRecord) -> None:
         """Queue a task again whose attempt has ended, as the first of its tenant."""
+        if self._aside and task in self._aside:
+            self._leave_aside(task)
         if self._various or task.terms is not PLAIN:
             self._sort(task)
         self.queue.push_front(task)
@@ -226,6 +226,11 @@ class Scheduler:
         if self._victims is not None:
             self._victims.joined(task)
 
+    def _leave_aside(self, task: TaskRecord) -> None:
+        self._aside.discard(task)
+        if self._victims is not None:
+            self._victims.left(task)
+
     def queued(self) -> Iterator[TaskRecord]:
         """All queued tasks, in no particular order."""
         yield from self.queue
@@ -240,9 +245,7 @@ class Scheduler:
         if task in self.coming:
             self.coming.discard(task)
         elif task in self._aside:
-            self._aside.discard(task)
-            if self._victims is not None:
-                self._victims.left(task)
+            self._leave_aside(task)
         else:
             self.queue.remove(task)
             self._left(task, started=False)
