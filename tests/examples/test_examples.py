@@ -168,6 +168,7 @@ fail_submitter   completed completed completed QueueFull QueueFull
 drop_oldest      completed rejected rejected completed completed
 drop_newest      completed completed completed rejected rejected
 drop_fair        completed completed rejected rejected completed
+refuse_fair      completed completed completed QueueFull QueueFull
 ring_buffer      completed rejected rejected completed completed
 fail_fast        completed PoolBusy PoolBusy PoolBusy PoolBusy
 """,
@@ -313,7 +314,7 @@ asked with key-1 key-2 key-3 key-2 key-3
     "fastapi_service": """\
 greedy: {200: ..., 503: ...}
 ann and bob: 6x7? 42. 6x7? 42.
-{'code': 'HEADGATE-TSK-002', 'detail': 'There is no capacity for this now. Try again in 1 s.'} Retry-After: 1
+{'code': 'HEADGATE-...', 'detail': 'There is no capacity for this now. Try again in 1 s.'} Retry-After: 1
 without a tenant: 400
 """,
     "polite_scraping": """\

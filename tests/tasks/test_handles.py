@@ -499,6 +499,7 @@ async def test_t15_dir_shows_what_is_for_users() -> None:
             "attempt",
             "cancel",
             "children",
+            "eta",
             "finished",
             "id",
             "key",

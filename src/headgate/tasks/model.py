@@ -194,6 +194,8 @@ class Dropped(NamedTuple):
 
     reason: str
     policy: str
+    retry_after: float | None = None
+    """In how many seconds such a task would have started, by the estimate of that moment."""
 
 
 class Expired(NamedTuple):

@@ -38,6 +38,7 @@ from headgate.tasks.model import (
 from headgate.tasks.runtime.children import cancel_children, requeue_after, stopped_with_parent
 from headgate.tasks.runtime.durable import Records
 from headgate.tasks.runtime.ending import Ending, is_ending
+from headgate.tasks.runtime.estimates import seconds_until_start
 from headgate.tasks.runtime.failures import Failures
 from headgate.tasks.runtime.lending import Lending
 from headgate.tasks.runtime.marks import mark_attempt, mark_waiting
@@ -47,6 +48,7 @@ from headgate.tasks.runtime.ports import Allocator, Explainer, Launcher, Listene
 from headgate.tasks.runtime.reporting import Reporter
 from headgate.tasks.runtime.results import ResultPolicy
 from headgate.tasks.runtime.shortages import Shortages
+from headgate.tasks.scheduling.load import Pace
 from headgate.tasks.scheduling.scheduler import Scheduler
 from headgate.tasks.scheduling.slots import stuck, waiting_for
 from headgate.tasks.scheduling.states import TaskStates
@@ -86,6 +88,7 @@ class Executor:
         self.timers: Timers = Timers()
         self.ages: deque[tuple[Hashable, float]] = deque(maxlen=_AGES)
         """How long the last tasks waited, by partition."""
+        self.pace: Pace = Pace()
         self.shortages: Shortages = Shortages()
         self.loop: asyncio.AbstractEventLoop | None = None
         self.last: Moment = Moment(float("-inf"), 0.0)
@@ -116,6 +119,8 @@ class Executor:
         if 0.0 <= now - last.now < TICK:
             return last
         self.last = last = Moment(now, clock.wall())
+        if now >= self.pace.until:
+            self.pace.sample(now)
         return last
 
     # -- starting ------------------------------------------------------------------------------------------------------
@@ -268,7 +273,14 @@ class Executor:
             self.states.move(task, "running")
         task.started = moment
         task.attempt += 1
-        self.ages.append((task.partition, moment.now - task.since.now))
+        waited = moment.now - task.since.now
+        self.ages.append((task.partition, waited))
+        pace = self.pace  # see `Pace`
+        if waited:
+            pace.count += 1
+        else:
+            pace.free += moment.now - pace.last
+        pace.last = moment.now
         if self.records is not None:
             self.records.started(task, moment.wall)
         if self.on_start is not None:
@@ -517,7 +529,7 @@ class Executor:
     def drop(self, task: TaskRecord, replacement: TaskRecord | None) -> None:
         """Reject a task that is not, or not any more, in the queue."""
         policy = self.scheduler.policy
-        task.outcome = Dropped(policy.reason, policy.name)
+        task.outcome = Dropped(policy.reason, policy.name, seconds_until_start(task, new=True))
         moment = self.moment()
         self.record(task, "rejected", moment)
         self.conclude(task, "rejected", moment)
@@ -626,6 +638,7 @@ class Executor:
             raise on_another_loop(self.name, "submit()")
         self.loop = loop
         self.ending.bind(loop)
+        self.pace.begin(clock.now())
         try:
             if self.on_bind is not None:
                 self.on_bind()

@@ -14,7 +14,6 @@ from contextlib import nullcontext
 from contextvars import Context, copy_context
 from functools import partial
 from inspect import CO_COROUTINE
-from itertools import islice
 from typing import Any, NamedTuple
 
 from headgate.core.clock import clock
@@ -33,6 +32,7 @@ from headgate.tasks.model import PLAIN, TaskRecord
 from headgate.tasks.options import NOTHING, Asked, check_names, parse
 from headgate.tasks.runtime.children import adopt, share, terms_below
 from headgate.tasks.runtime.durable import Records, digest_of
+from headgate.tasks.runtime.estimates import seconds_until_start
 from headgate.tasks.runtime.executor import TICK, Executor
 from headgate.tasks.runtime.failures import Kept
 from headgate.tasks.runtime.functions import check_function
@@ -42,7 +42,6 @@ from headgate.tasks.runtime.reporting import Reporter
 from headgate.tasks.runtime.results import ResultPolicy
 from headgate.tasks.runtime.shared_budget import SharedBudget
 from headgate.tasks.scheduling.idempotency import OnConflict, difference, equal, unequal, work_of
-from headgate.tasks.scheduling.load import LATELY, seconds_until_room
 from headgate.tasks.scheduling.queues.shared import token_of
 from headgate.tasks.scheduling.scheduler import Scheduler
 from headgate.tasks.scheduling.states import TaskStates
@@ -83,7 +82,7 @@ class Submitter:
         self._stale_after = stale_after
         self._results = results
         self._on_conflict: OnConflict = on_conflict
-        self._drops = executor.scheduler.policy.answer in ("drop_oldest", "drop_fair")
+        self._drops = executor.scheduler.policy.answer in ("drop_oldest", "drop_fair", "refuse_fair")
         # With fail_fast in a shared budget, whether there is a slot is known after an exchange: see `exchanged`.
         self._shared = executor.scheduler.is_shared
         self._asks_first = self._shared and executor.scheduler.policy.answer == "busy"
@@ -275,7 +274,7 @@ class Submitter:
                 return self._admit(Arrival(task), has_slot=False)
         if self._asks_first and wait:
             return self._admit(Arrival(task), has_slot=False)
-        refuses = scheduler.policy.answer in ("fail", "busy")
+        refuses = scheduler.policy.answer in ("fail", "busy", "refuse_fair")
         answer = scheduler.answer(task, self._why_waiting(task), self._retry_after(task) if refuses else None)
         if answer == "block":
             return self._park(task, wait)
@@ -506,7 +505,12 @@ class Submitter:
         if future.done() or arrival.task in self._writing:
             return
         future.set_exception(
-            SubmitTimeout(f"no place in the queue of {self._executor.name!r} came free in {seconds:g} s")
+            SubmitTimeout(
+                f"no place in the queue of {self._executor.name!r} came free in {seconds:g} s",
+                retry_after=self._retry_after(arrival.task),
+                queued=self._scheduler.depth,
+                active=self._scheduler.slots.active,
+            )
         )
         self._give_up(arrival, future)  # now: what comes free in this very turn is not for it any more
 
@@ -567,16 +571,8 @@ class Submitter:
         return "" if explainer is None else explainer.why_waiting(task)
 
     def _retry_after(self, task: TaskRecord) -> float | None:
-        """The estimated seconds until there is room for a task like this."""
-        scheduler, explainer = self._scheduler, self._executor.explainer
-        if not scheduler.slots.exhausted and explainer is not None:
-            seconds: float | None = explainer.waiting_for([task.terms.need])["seconds"]
-            if seconds is not None:
-                return seconds
-        now = clock.now()
-        started = [one.started for one in islice(scheduler.slots.holders(), LATELY)]
-        running = [now - since.now for since in started if since is not None]
-        return seconds_until_room(self._states.run_times(LATELY), running)
+        """The estimated seconds until a task like this would start."""
+        return seconds_until_start(task, new=True)
 
     def _can_start(self, task: TaskRecord) -> bool:
         """Is there a slot for a newcomer, and does the runner take it? Its permit is kept for it then."""
