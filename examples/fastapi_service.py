@@ -14,8 +14,9 @@ except ImportError:
 from headgate import TaskPool, backpressure_queue, fair_round_robin
 from headgate.integrations import asgi
 
-fair = fair_round_robin("tenant_id")  # who has most queued loses the oldest when the queue is full
-pool = TaskPool("answers", max_concurrent=2, queue=fair, backpressure=backpressure_queue(6, "drop_fair"))
+fair = fair_round_robin("tenant_id")
+full = backpressure_queue(6, "refuse_fair")  # no room: the tenant with the most queued tasks is refused
+pool = TaskPool("answers", max_concurrent=2, queue=fair, backpressure=full)
 app = FastAPI(lifespan=asgi.lifespan(pool, drain_timeout=20))
 app.add_middleware(asgi.PoolErrors)
 app.add_middleware(asgi.CancelOnDisconnect)

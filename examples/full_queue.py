@@ -12,6 +12,7 @@ POLICIES = {
     "drop_oldest": backpressure.queue(2, "drop_oldest"),
     "drop_newest": backpressure.queue(2, "drop_newest"),
     "drop_fair": backpressure.queue(2, "drop_fair"),
+    "refuse_fair": backpressure.queue(2, "refuse_fair"),
     "ring_buffer": backpressure.ring_buffer(2),
     "fail_fast": backpressure.fail_fast(),
 }

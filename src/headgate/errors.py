@@ -149,7 +149,7 @@ class _UnderLoad(Exception):
     """Says how loaded the pool was that did not accept a task."""
 
     retry_after: float | None = None
-    """The estimated seconds until a task would be accepted; None when there is nothing to estimate them from."""
+    """The estimated seconds until the task would have started; None when there is nothing to estimate them from."""
     queued: int = 0
     """How many tasks were queued."""
     active: int = 0
@@ -230,7 +230,7 @@ class PoolClosed(HeadgateError):
     remedy = "Make a new pool, or submit before leaving its `async with` block."
 
 
-class SubmitTimeout(HeadgateError):
+class SubmitTimeout(_UnderLoad, HeadgateError):
     """No place in the queue came free in time."""
 
     code = "HEADGATE-POL-009"
@@ -293,6 +293,11 @@ class TaskRejected(HeadgateError):
 
     code = "HEADGATE-TSK-002"
     remedy = "Submit it again when there is room."
+
+    def __init__(self, message: str = "", *, retry_after: float | None = None, remedy: str | None = None) -> None:
+        super().__init__(message, remedy=remedy)
+        self.retry_after: float | None = retry_after
+        """The estimated seconds until the task would have started, when it was dropped; None if nothing was known."""
 
 
 class TaskCancelled(HeadgateError):

@@ -1621,14 +1621,15 @@ async def test_t42_a_parent_may_go_on_without_its_children() -> None:
 
 @virtual
 async def test_t42_a_sibling_cancel_of_a_parent_that_waits() -> None:
-    """Its wait is cut short with its attempt; the child goes on, and the parent begins anew."""
+    """Its wait is cut short with its attempt, and its child ends; a detached task goes on. The parent begins anew."""
     keys = ResourcePool([Resource("a", "s"), Resource("b", "s")], strategy="primary_backup")
     gate = Gate()
     async with TaskPool(max_concurrent=5, resources=keys) as pool:
         children: list[TaskHandle[Any]] = []
 
         async def parent(key: Key) -> str:
-            children.append(await pool.submit(hold, 10, exclude=["a"]))
+            for detached in (True, False):
+                children.append(await pool.submit(hold, 10, exclude=["a"], detached=detached))
             await children[-1]
             return key.resource_id
 
@@ -1642,7 +1643,8 @@ async def test_t42_a_sibling_cancel_of_a_parent_that_waits() -> None:
             assert await handle == "b"
             await failing
             assert clock.now() == 11
-            assert [await child for child in children] == ["done", "done"]
+            ends = [task.status for task in await pool_wait(children)]
+            assert ends == ["completed", "cancelled", "completed", "completed"]
     assert handle.snapshot().attempt == 1
     assert free(keys)
 

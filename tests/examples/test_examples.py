@@ -168,6 +168,7 @@ fail_submitter   completed completed completed QueueFull QueueFull
 drop_oldest      completed rejected rejected completed completed
 drop_newest      completed completed completed rejected rejected
 drop_fair        completed completed rejected rejected completed
+refuse_fair      completed completed completed QueueFull QueueFull
 ring_buffer      completed rejected rejected completed completed
 fail_fast        completed PoolBusy PoolBusy PoolBusy PoolBusy
 """,
@@ -201,8 +202,9 @@ with a cap for one: 1
 """,
     "nested_work": """\
 55 after 177 tasks, at most 2 active at a time
-told: numbers#179 would wait for numbers#178, which waits for numbers#179
-numbers#179 would wait for numbers#178, which waits for numbers#179
+failed at its timeout; 0 subtasks left
+told: numbers#... would wait for numbers#..., which waits for numbers#...
+numbers#... would wait for numbers#..., which waits for numbers#...
 """,
     "pipeline_restart": """\
 first run, in a process that dies
@@ -312,7 +314,7 @@ asked with key-1 key-2 key-3 key-2 key-3
     "fastapi_service": """\
 greedy: {200: ..., 503: ...}
 ann and bob: 6x7? 42. 6x7? 42.
-{'code': 'HEADGATE-TSK-002', 'detail': 'There is no capacity for this now. Try again in 1 s.'} Retry-After: 1
+{'code': 'HEADGATE-...', 'detail': 'There is no capacity for this now. Try again in 1 s.'} Retry-After: 1
 without a tenant: 400
 """,
     "polite_scraping": """\

@@ -467,6 +467,30 @@ def test_c31_retry_after_follows_what_the_pool_expects() -> None:
     main()
 
 
+def test_c31_retry_after_is_how_long_the_queue_takes() -> None:
+    """Ten tasks are queued and two start each second: 5.5 s, rounded up. A tenant with nothing queued waits less."""
+
+    @virtual()
+    async def main() -> None:
+        full = backpressure_queue(10, "fail_submitter")
+        async with TaskPool(max_concurrent=2, queue=fair_round_robin("tenant_id"), backpressure=full) as pool:
+            for _ in range(12):
+                await pool.submit(asyncio.sleep, 1, tenant_id="greedy")
+            await asyncio.sleep(3.5)
+            while pool.snapshot(0).queued < 10:
+                await pool.submit(asyncio.sleep, 1, tenant_id="greedy")
+
+            async def app(scope: Any, receive: Any, send: Any) -> None:
+                await pool.run(double, 1)
+
+            for tenant, seconds in ((b"greedy", "6"), (b"modest", "1")):
+                raw = Raw()
+                await raw.get(asgi.TenantHeader(asgi.PoolErrors(app)), ((b"x-tenant-id", tenant),))
+                assert (raw.status, raw.headers["retry-after"]) == (503, seconds)
+
+    main()
+
+
 # -- tenants ----------------------------------------------------------------------------------------------------------
 
 

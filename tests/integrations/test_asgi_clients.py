@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route
 
-from headgate import TaskPool
+from headgate import TaskPool, backpressure_queue
 from headgate.integrations import asgi
 from tests.integrations.asgi_server import Hangup, Raw, client_of, serving
 from tests.tasks.support import until
@@ -287,3 +287,84 @@ def test_c31_sigterm_drains_what_runs_and_what_is_queued(tmp_path: Path) -> None
     assert sorted(out.splitlines()) == [f"done {number}" for number in range(5)]
     assert "Application shutdown complete" in err
     assert process.returncode in (0, -signal.SIGTERM)  # uvicorn raises the signal again when it is done
+
+
+# -- streams ----------------------------------------------------------------------------------------------------------
+
+
+class Words:
+    """The stream of docs/services.md: the first word is waited for before the answer begins."""
+
+    def __init__(self, **options: Any) -> None:
+        self.pool = TaskPool(max_concurrent=1, **options)
+        self.go = asyncio.Event()
+        self.app = FastAPI(lifespan=asgi.lifespan(self.pool))
+        self.app.add_middleware(asgi.PoolErrors, status=429)
+        self.app.add_middleware(asgi.CancelOnDisconnect)
+        self.app.get("/")(self.answer)
+
+    async def write(self, words: str) -> AsyncIterator[str]:
+        for word in words.split():
+            if word == "broken":
+                raise LookupError(word)
+            yield word
+            await self.go.wait()
+
+    async def answer(self, words: str) -> StreamingResponse:
+        stream = self.pool.stream(self.write, words)
+        first = await anext(stream, "")
+
+        async def events() -> AsyncIterator[str]:
+            async with aclosing(stream):
+                yield f"data: {first}\n\n"
+                async for word in stream:
+                    yield f"data: {word}\n\n"
+
+        return StreamingResponse(events(), media_type="text/event-stream")
+
+
+@pytest.mark.parametrize("on_full", ["refuse_fair", "fail_submitter", "drop_newest"])
+def test_c31_a_stream_that_is_refused_is_a_429_and_not_a_broken_200(on_full: Any) -> None:
+    async def main() -> None:
+        service = Words(backpressure=backpressure_queue(1, on_full))
+        async with client_of(service.app) as client, client.stream("GET", "/?words=a+b") as running:
+            assert running.status_code == 200
+            lines = running.aiter_lines()
+            assert await anext(lines) == "data: a", "it arrives before the stream is over"
+            queued = asyncio.create_task(client.get("/?words=c"))
+            await until(lambda: service.pool.snapshot(0).queued == 1)
+            refused = await client.get("/?words=d")
+            assert refused.status_code == 429
+            assert int(refused.headers["retry-after"]) >= 1
+            assert refused.headers["content-type"] == "application/json"
+            service.go.set()
+            assert [line async for line in lines if line] == ["data: b"]
+            assert (await queued).text == "data: c\n\n"
+        statuses = {"completed": 2, "rejected": int(on_full == "drop_newest")}
+        assert {name: service.pool.snapshot(0)[name] for name in statuses} == statuses
+
+    asyncio.run(main())
+
+
+def test_c31_a_stream_that_fails_at_once_is_a_500_and_an_empty_one_is_empty() -> None:
+    async def main() -> None:
+        service = Words()
+        service.go.set()
+        async with client_of(service.app) as client:
+            assert (await client.get("/?words=broken")).status_code == 500
+            assert (await client.get("/?words=")).text == "data: \n\n"
+        assert service.pool.size() == 0
+
+    asyncio.run(main())
+
+
+def test_c31_a_client_that_leaves_a_stream_ends_its_task() -> None:
+    async def main() -> None:
+        service = Words()
+        async with serving(service.app) as url:
+            client = Hangup(url, path="/?words=a+b")
+            await until(lambda: service.pool.snapshot(0).active == 1)
+            client.go()
+            await until(lambda: service.pool.size() == 0)
+
+    asyncio.run(main())

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from headgate import (
+    InvalidArgument,
     PoolBusy,
     QueueFull,
     SubmitTimeout,
@@ -20,9 +21,11 @@ from headgate import (
     ring_buffer,
     subscribe,
 )
+from headgate.stores.shared.memory import SharedMemory
 from headgate.tasks import PoolSubmit
-from headgate.testing import capture_events, settle, virtual
+from headgate.testing import capture_events, run, settle, virtual
 from tests.tasks.support import AUDIT, EVERY_STRATEGY, Flaky, Gate, Turns, counts, quick, slow
+from tests.tasks.test_shared_pools import Work, make
 
 
 async def park(pool: TaskPool, *submits: tuple[Any, dict[str, Any]], fn: Any = quick) -> list[asyncio.Task[Any]]:
@@ -467,3 +470,70 @@ async def test_t35_the_victim_is_the_oldest_of_the_key_with_most() -> None:
         handles["d1"] = await pool.submit(quick, key="d")
         rejected = [name for name, one in handles.items() if one.status == "rejected"]
         assert rejected in (["a1", "b1"], ["b1", "c1"])
+
+
+@pytest.mark.parametrize("how", ["submit", "submit_nowait", "submit_many", "run"])
+@virtual
+async def test_t35_refuse_fair_refuses_the_tenant_that_floods_at_once(how: str) -> None:
+    async with TaskPool(queue=fair_round_robin(), backpressure=backpressure_queue(4, "refuse_fair")) as pool:
+        gate, turns = Gate(), Turns()
+        await pool.submit(gate.wait)
+        flood = [await pool.submit(turns.take, f"f{n}", key="flood") for n in range(4)]
+
+        async def submit() -> None:
+            if how == "submit":
+                await pool.submit(turns.take, "f4", key="flood", idempotency_key="k")
+            elif how == "submit_nowait":
+                pool.submit_nowait(turns.take, "f4", key="flood")
+            elif how == "submit_many":
+                await pool.submit_many(turns.take, [("f4",)], key="flood")
+            else:
+                await pool.run(turns.take, "f4", key="flood")
+
+        with pytest.raises(QueueFull, match=r"4 tasks are queued .* than the one that submits, 'flood'") as caught:
+            await submit()
+        assert (caught.value.queued, caught.value.active) == (4, 1)
+        assert (await pool.submit(turns.take, "quiet", key="quiet", idempotency_key="k")).status == "queued"
+        assert [handle.status for handle in flood] == ["queued"] * 3 + ["rejected"], "it loses the newest"
+        shown = flood[3].snapshot()
+        assert (shown.rejection_reason, shown.rejection_policy) == ("refuse_fair_queue_full", "refuse_fair")
+        gate.open()
+    assert turns.order == ["f0", "quiet", "f1", "f2"]
+
+
+@virtual
+async def test_t35_refuse_fair_refuses_the_newest_of_equals() -> None:
+    async with TaskPool(backpressure=backpressure_queue(3, "refuse_fair")) as pool:
+        gate = Gate()
+        await pool.submit(gate.wait)
+        handles = {key: await pool.submit(quick, key=key) for key in "abc"}
+        for key in ("d", "a", None):
+            with pytest.raises(QueueFull):
+                await pool.submit(quick, key=key)
+        handles["b"].cancel()
+        handles["a2"] = await pool.submit(quick, key="a")
+        handles["d"] = await pool.submit(quick, key="d")
+        assert [name for name, one in handles.items() if one.status == "rejected"] == ["a2"]
+        gate.open()
+    assert counts(pool) == {"completed": 4, "cancelled": 1, "rejected": 1}
+
+
+def test_t35_refuse_fair_works_in_a_shared_pool_and_counts_this_process_alone() -> None:
+    async def main() -> None:
+        place, work = SharedMemory(), Work()
+        pool, _ = make(place, max_concurrent=1, backpressure=backpressure_queue(2, "refuse_fair"))
+        running = await pool.submit(work, 0, key="a")
+        flood = [await pool.submit(work, number, key="a") for number in (1, 2)]
+        with pytest.raises(QueueFull):
+            await pool.submit(work, 3, key="a")
+        late = await pool.submit(work, 4, key="b")
+        assert [one.status for one in (running, *flood, late)] == ["running", "queued", "rejected", "queued"]
+        work.let_go()
+        await pool.close()
+
+    run(main)
+
+
+def test_t35_refuse_fair_cannot_drop_what_another_process_queued() -> None:
+    with pytest.raises(InvalidArgument, match="on_full='refuse_fair' cannot go with shared=True"):
+        backpressure_queue(2, "refuse_fair", shared=True)

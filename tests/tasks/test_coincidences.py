@@ -113,7 +113,7 @@ async def test_t42_a_helper_of_an_earlier_attempt_does_not_end_the_waits_of_the_
 
     async def parent() -> Any:
         if not kept:
-            kept.append(await pool.submit(quick, delay=3))
+            kept.append(await pool.submit(quick, delay=3, detached=True))
             kept.append(asyncio.ensure_future(pool_wait(kept[0])))
             await asyncio.sleep(0)
             raise ValueError

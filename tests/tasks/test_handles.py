@@ -498,6 +498,8 @@ async def test_t15_dir_shows_what_is_for_users() -> None:
         assert dir(handle) == [
             "attempt",
             "cancel",
+            "children",
+            "eta",
             "finished",
             "id",
             "key",

@@ -26,7 +26,7 @@ from headgate import (
 )
 from headgate.testing import run
 
-POLICIES = ("block_submitter", "drop_oldest", "drop_newest", "drop_fair", "fail_submitter")
+POLICIES = ("block_submitter", "drop_oldest", "drop_newest", "drop_fair", "fail_submitter", "refuse_fair")
 
 
 @pytest.fixture(autouse=True)

@@ -63,6 +63,7 @@ class Storm:
                 backpressure_queue(depth, "drop_oldest"),
                 backpressure_queue(depth, "drop_newest"),
                 backpressure_queue(depth, "drop_fair"),
+                backpressure_queue(depth, "refuse_fair"),
                 ring_buffer(depth),
                 fail_fast(),
             ]

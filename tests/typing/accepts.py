@@ -153,6 +153,8 @@ async def submit() -> None:
     number = assert_type(await tasks.submit(count, "abc"), TaskHandle[int])
     again = assert_type(tasks.submit_nowait(review, 3), TaskHandle[str])
     assert_type(handle.cancel(), bool)
+    assert_type(handle.eta(), float | None)
+    assert_type(handle.children(), list[TaskHandle[Any]])
     assert_type(await headgate.pool_wait(handle), TaskSnapshot)
     assert_type(await headgate.pool_wait([same, number, again]), list[TaskSnapshot])
     assert_type(tasks.snapshot(), PoolSnapshot)

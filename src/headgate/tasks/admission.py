@@ -9,14 +9,16 @@ import heapq
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, Literal, Protocol, TypeAlias, cast, get_args
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias, cast, get_args
 
 from headgate.core.checks import respell
 from headgate.errors import InvalidArgument
 from headgate.tasks.model import TaskRecord
 
-OnFull: TypeAlias = Literal["block_submitter", "drop_oldest", "drop_newest", "drop_fair", "fail_submitter"]
-Answer: TypeAlias = Literal["block", "drop_oldest", "drop_newest", "drop_fair", "fail", "busy"]
+OnFull: TypeAlias = Literal[
+    "block_submitter", "drop_oldest", "drop_newest", "drop_fair", "fail_submitter", "refuse_fair"
+]
+Answer: TypeAlias = Literal["block", "drop_oldest", "drop_newest", "drop_fair", "fail", "refuse_fair", "busy"]
 """What to do with a submit when the queue is full."""
 
 ON_FULL: tuple[OnFull, ...] = get_args(OnFull)
@@ -54,12 +56,13 @@ def backpressure_queue(max_depth: int, on_full: OnFull = "block_submitter", *, s
     """At most `max_depth` tasks queue; `on_full` says what happens to the next.
 
     "block_submitter" makes it wait, "fail_submitter" raises QueueFull, "drop_oldest" and "drop_newest" reject a task,
-    "drop_fair" rejects the oldest task of the key that has most queued. With `shared` the queued tasks of all processes
+    "drop_fair" rejects the oldest task of the tenant that has the most queued. "refuse_fair" takes the newest of that
+    tenant: if that is the task being submitted, it raises QueueFull. With `shared` the queued tasks of all processes
     count that share the budget of the pool, as this process last heard of them.
     """
     if on_full not in ON_FULL:
         raise InvalidArgument(f"on_full must be one of {', '.join(ON_FULL)}, got {on_full!r}")
-    if shared and on_full in ("drop_oldest", "drop_fair"):
+    if shared and on_full in ("drop_oldest", "drop_fair", "refuse_fair"):
         raise InvalidArgument(
             f"on_full={on_full!r} cannot go with shared=True: a task that another process queued cannot be dropped",
             remedy='Use "block_submitter", "fail_submitter" or "drop_newest", or count this process alone.',
@@ -146,49 +149,66 @@ class Oldest:
 
     __slots__ = ("_heap", "_tasks")
 
+    sign: ClassVar[int] = 1
+
     def __init__(self) -> None:
-        self._tasks: dict[int, TaskRecord] = {}  # by number
-        self._heap: list[int] = []  # numbers; one that has left is dropped when it surfaces
+        self._tasks: dict[int, TaskRecord] = {}  # by `rank`
+        self._heap: list[int] = []  # ranks; one that has left is dropped when it surfaces
+
+    def rank(self, task: TaskRecord) -> int:
+        """The task with the lowest rank is dropped."""
+        return self.sign * task.number
 
     def joined(self, task: TaskRecord) -> None:
         """Remember a task that is queued now."""
-        self._tasks[task.number] = task
-        heapq.heappush(self._heap, task.number)
+        rank = self.rank(task)
+        self._tasks[rank] = task
+        heapq.heappush(self._heap, rank)
         if len(self._heap) > 2 * len(self._tasks) + 64:
             self._heap = sorted(self._tasks)
 
     def left(self, task: TaskRecord) -> None:
         """Forget a task that is not queued any more."""
-        self._tasks.pop(task.number, None)
+        self._tasks.pop(self.rank(task), None)
         if not self._tasks:
             self._heap.clear()
 
     def choose(self, newcomer: TaskRecord | None = None) -> TaskRecord:
-        """Choose the queued task with the smallest number."""
+        """Choose the queued task with the lowest rank."""
         heap, tasks = self._heap, self._tasks
         while heap[0] not in tasks:
             heapq.heappop(heap)
         if tasks[heap[0]] is newcomer and len(tasks) > 1:
-            return tasks[min(number for number, task in tasks.items() if task is not newcomer)]
+            return tasks[min(rank for rank, task in tasks.items() if task is not newcomer)]
         return tasks[heap[0]]
 
     def __contains__(self, task: TaskRecord) -> bool:
-        return task.number in self._tasks
+        return self.rank(task) in self._tasks
 
     def __len__(self) -> int:
         return len(self._tasks)
 
 
-class OfLargestBacklog:
-    """Drops the oldest task of the tenant that has most queued, so that who submits too much delays only itself.
+class Newest(Oldest):
+    """Drops the task that was submitted last."""
 
-    Keys stand in levels by how much they have queued. A change moves a key to the next level, so the largest is known
-    without a search. Among keys with equally much, the one whose oldest task is the oldest.
+    __slots__ = ()
+
+    sign: ClassVar[int] = -1
+
+
+class OfLargestBacklog:
+    """Drops a task of the tenant that has most queued, so that who submits too much delays only itself.
+
+    It is the oldest of that tenant, or the newest. Keys stand in levels by how much they have queued. A change moves a
+    key to the next level, so the largest is known without a search. Among keys with equally much, the one whose oldest
+    task is the oldest (or whose newest is the newest).
     """
 
-    __slots__ = ("_keys", "_largest", "_levels")
+    __slots__ = ("_keys", "_kind", "_largest", "_levels")
 
-    def __init__(self) -> None:
+    def __init__(self, kind: type[Oldest] = Oldest) -> None:
+        self._kind = kind
         self._keys: dict[Hashable, Oldest] = {}
         self._levels: dict[int, _Level] = {}
         self._largest = 0
@@ -198,7 +218,7 @@ class OfLargestBacklog:
         key = task.partition
         tasks = self._keys.get(key)
         if tasks is None:
-            tasks = self._keys[key] = Oldest()
+            tasks = self._keys[key] = self._kind()
         held = len(tasks)
         tasks.joined(task)
         self._move(key, tasks, held, held + 1)
@@ -219,14 +239,19 @@ class OfLargestBacklog:
             self._largest = held - 1
 
     def choose(self, newcomer: TaskRecord | None = None) -> TaskRecord:
-        """Choose the oldest task of the largest backlog. Where that is the newcomer (each has one), of the next."""
+        """Choose the first task of the largest backlog. Where that is the newcomer (each has one), of the next."""
         level = self._levels[self._largest]
         key = level.first()
         task = self._keys[key].choose(newcomer)
         if task is newcomer and len(level.keys) > 1:
             others = (self._keys[other].choose() for other in level.keys if other != key)
-            task = min(others, key=lambda one: one.number)
+            task = min(others, key=self._keys[key].rank)
         return task
+
+    def would_be(self, newcomer: TaskRecord) -> bool:
+        """Would its tenant have the largest backlog, or one of them, if this task were queued?"""
+        tasks = self._keys.get(newcomer.partition)
+        return (0 if tasks is None else len(tasks)) + 1 >= self._largest
 
     def _move(self, key: Hashable, tasks: Oldest, old: int, new: int) -> None:
         if old:
@@ -235,11 +260,11 @@ class OfLargestBacklog:
             if not level.keys:
                 del self._levels[old]
         if new:
-            self._levels.setdefault(new, _Level()).add(key, tasks.choose().number)
+            self._levels.setdefault(new, _Level()).add(key, tasks.rank(tasks.choose()))
 
 
 class _Level:
-    """Tenants that have equally many tasks queued, by the number of their oldest task."""
+    """Tenants that have equally many tasks queued, by the rank of the task that each would lose."""
 
     __slots__ = ("_heap", "_serial", "keys")
 
@@ -248,11 +273,11 @@ class _Level:
         self._heap: list[tuple[int, int, Hashable]] = []  # one that has left the level is dropped when it surfaces
         self._serial = count()
 
-    def add(self, key: Hashable, oldest: int) -> None:
-        self.keys[key] = oldest
-        heapq.heappush(self._heap, (oldest, next(self._serial), key))
+    def add(self, key: Hashable, rank: int) -> None:
+        self.keys[key] = rank
+        heapq.heappush(self._heap, (rank, next(self._serial), key))
         if len(self._heap) > 2 * len(self.keys) + 64:
-            self._heap = [(number, next(self._serial), known) for known, number in self.keys.items()]
+            self._heap = [(rank, next(self._serial), known) for known, rank in self.keys.items()]
             heapq.heapify(self._heap)
 
     def first(self) -> Hashable:
@@ -265,4 +290,6 @@ def victims_of(policy: Policy) -> Victims | None:
     """Make what chooses the tasks to drop for this policy; None if it drops no queued task."""
     if policy.answer == "drop_oldest":
         return Oldest()
-    return OfLargestBacklog() if policy.answer == "drop_fair" else None
+    if policy.answer == "drop_fair":
+        return OfLargestBacklog()
+    return OfLargestBacklog(Newest) if policy.answer == "refuse_fair" else None

@@ -67,17 +67,21 @@ class TaskCalls:
         future.work = None
         fn = partial(fn, **kwargs) if kwargs else fn
         _FUTURE.set(future)  # in a context of its own
+        # A future knows nothing of parents: who waits for it hears of no cancellation but its own.
+        options = self._options if CURRENT.get() is None else {**self._options, "detached": True}
         if not self._waits:
             try:
-                self._accepted(future, self._pool.submit_nowait(fn, *args, **self._options))
+                self._accepted(future, self._pool.submit_nowait(fn, *args, **options))
                 return
             except QueueFull:
                 pass  # it waits for a place, or is refused again
-        future.running_as = asyncio.get_running_loop().create_task(self._submit(future, fn, args))
+        future.running_as = asyncio.get_running_loop().create_task(self._submit(future, fn, args, options))
 
-    async def _submit(self, future: PoolFuture, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    async def _submit(
+        self, future: PoolFuture, fn: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]
+    ) -> None:
         try:
-            self._accepted(future, await self._pool.submit(fn, *args, **self._options))
+            self._accepted(future, await self._pool.submit(fn, *args, **options))
         except BaseException as error:
             if not isinstance(error, asyncio.CancelledError):
                 future.ended(None, error.with_traceback(None))

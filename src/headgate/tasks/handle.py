@@ -18,6 +18,7 @@ from headgate.errors import (
 )
 from headgate.stores.codec import REMEDY, Opaque
 from headgate.tasks.model import UNFINISHED, TaskRecord, TaskSnapshot, task_snapshot
+from headgate.tasks.runtime.estimates import seconds_until_start
 from headgate.tasks.runtime.nested_waits import Callback, add_waiter, need_not_be_retrieved, wait_for_one
 from headgate.tasks.runtime.story import Story, story_of
 
@@ -77,6 +78,23 @@ class TaskHandle(TaskRecord, Generic[R]):
         failed = _seen(self) if self.status == "failed" else None
         return task_snapshot(self, self.owner, self.outcome if self.status == "completed" else None, failed)
 
+    def eta(self) -> float | None:
+        """Estimate in how many seconds the task starts: 0.0 once it has, None if it never will or nothing is known.
+
+        It is how many tasks start before it, at the pace of the last 30 seconds. Later tasks that are more urgent, or
+        of other tenants, make it longer.
+        """
+        if self.status != "queued" or self.slot is not None:
+            return None if self.started is None else 0.0
+        return seconds_until_start(self, new=False)
+
+    def children(self) -> list[TaskHandle[Any]]:
+        """Return the unfinished tasks that end with this one, in the order of their submits.
+
+        They are those that its code has submitted without `detached=True`. A task that has ended has none.
+        """
+        return list(self.dependents or ())  # type: ignore[arg-type] # every task is a handle
+
     def story(self) -> Story:
         """Return what happened to the task so far, a line each, with times and reasons: ``print(handle.story())``."""
         return story_of(self, clock.wall())
@@ -131,7 +149,10 @@ def result_of(task: TaskRecord) -> Any:
         finally:
             del task, outcome  # see `TaskHandle.__await__`
     if status == "rejected":
-        raise TaskRejected(f"{task.label} was dropped by the policy {outcome.policy}: {outcome.reason}")
+        raise TaskRejected(
+            f"{task.label} was dropped by the policy {outcome.policy}: {outcome.reason}",
+            retry_after=outcome.retry_after,
+        )
     if status == "expired":
         if task.started is None:
             why = f" ({outcome.reason})" if outcome is not None else ""
@@ -171,7 +192,8 @@ def _without_frames(error: E, count: int) -> E:
 
 def _cancelled(task: TaskRecord) -> TaskCancelled:
     """Made here, not where it is raised: a frame of its traceback that names it would be a cycle."""
-    error = TaskCancelled(f"{task.label} was cancelled")
+    why = f" because {task.outcome.reason}" if task.outcome is not None else ""
+    error = TaskCancelled(f"{task.label} was cancelled{why}")
     if task.owner.ending.is_early:
         need_not_be_retrieved(error)
     return error
@@ -185,6 +207,6 @@ def _seen(task: TaskRecord) -> BaseException:
 
 
 _KEYS = ("_type", "id", "pool", "pool_id", "submitted_at", "status", "key")
-_METHODS = ("cancel", "on_end", "snapshot", "story")
+_METHODS = ("cancel", "children", "eta", "on_end", "snapshot", "story")
 _FIELDS = ("attempt", "finished", "partition", "priority")
 _PUBLIC = tuple(sorted((*_METHODS, *_FIELDS, *_KEYS[1:])))

@@ -61,7 +61,7 @@ def run_map(
     bound = window or max(16, 2 * work.pool.max_concurrent)
     shown = progress_of(progress, work.pool.name, len(items) if isinstance(items, Sized) else None)
     kind = _Ordered if ordered else _Unordered
-    return kind(work, bound, item_options, shown).results(items, wanted)
+    return kind(work, bound, item_options, shown, detached=options.get("detached") is True).results(items, wanted)
 
 
 class _Ordered:
@@ -70,8 +70,9 @@ class _Ordered:
     skips_dropped: ClassVar[bool] = False
     """Are results handed out that come after a task which was dropped? Not in order: the next would seem to be its."""
 
-    def __init__(self, work: Work, window: int, options: ItemOptions, progress: Progress) -> None:
+    def __init__(self, work: Work, window: int, options: ItemOptions, progress: Progress, *, detached: bool) -> None:
         self._work = work
+        self._detached = detached  # do submitted tasks run to their end, whatever becomes of this?
         self._submitter = work.submitter
         self._ending = work.executor.ending
         self._window = window
@@ -108,7 +109,7 @@ class _Ordered:
             for claim in list(self._claims.values()):
                 if not _is_accepted(claim):
                     self._submitter.give_up(claim)
-            for handle in list(self._outstanding()):
+            for handle in [] if self._detached else list(self._outstanding()):
                 if handle.status != "running" or not self._ending.drops_queue:
                     handle.cancel()
             await asyncio.wait((feeder,))
@@ -176,8 +177,8 @@ class _Unordered(_Ordered):
 
     skips_dropped = True
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(self, *args: Any, detached: bool) -> None:
+        super().__init__(*args, detached=detached)
         self._running: dict[TaskHandle[Any], int] = {}  # and for how many items: they may have one key
         self._done: deque[TaskHandle[Any]] = deque()
         self._items = 0  # that are out and not done

@@ -58,6 +58,8 @@ class Terms:
     """What else its runner was told; opaque here."""
     payload_id: str | None = None
     """What is compared when its idempotency key is used again, instead of its function and arguments."""
+    detached: bool = False
+    """Does it outlive the task that submits it, whatever becomes of that?"""
 
 
 PLAIN: Final = Terms()
@@ -92,6 +94,7 @@ class TaskRecord:
         "attempt",
         "before",
         "context",
+        "dependents",
         "ended",
         "fn",
         "key",
@@ -136,6 +139,9 @@ class TaskRecord:
         self.context: Context | None = context
         self.moment: Moment = moment
         self.parent: TaskRecord | None = parent
+        """The task that submitted it. A finished one is replaced by its own parent."""
+        self.dependents: dict[TaskRecord, Terms] | None = None
+        """Unfinished tasks that end with an attempt of this one, and the terms that they asked for."""
         self.priority: int = priority
         self.key: Hashable = key
         self.partition: Hashable = partition
@@ -177,6 +183,15 @@ class TaskRecord:
         return f"{self.owner.name}#{self.number}"
 
 
+def leave_parent(task: TaskRecord) -> None:
+    """Forget the family of a task that has ended, or was never accepted."""
+    parent = task.parent
+    if parent is not None and parent.dependents is not None:
+        parent.dependents.pop(task, None)
+    while task.parent is not None and task.parent.finished:
+        task.parent = task.parent.parent  # its handle may live long, and need not hold the results of those before
+
+
 UNFINISHED: Final[frozenset[TaskStatus]] = frozenset({"queued", "running"})
 TERMINAL: Final[frozenset[TaskStatus]] = frozenset(get_args(TaskStatus)) - UNFINISHED
 
@@ -186,10 +201,18 @@ class Dropped(NamedTuple):
 
     reason: str
     policy: str
+    retry_after: float | None = None
+    """In how many seconds such a task would have started, by the estimate of that moment."""
 
 
 class Expired(NamedTuple):
     """The outcome of a task that expired while it waited for something besides a slot."""
+
+    reason: str
+
+
+class Cancelled(NamedTuple):
+    """The outcome of a task that was cancelled because of another one."""
 
     reason: str
 
@@ -285,18 +308,18 @@ class Remains(NamedTuple):
     moment: Moment
     started: Moment | None
     ended: Moment | None
-    outcome: Told | Dropped | None
+    outcome: Told | Dropped | Cancelled | None
     ran_with: RanWith | None
     trail: list[Mark] | None
 
 
-def ended_so(task: TaskRecord) -> Told | Dropped | None:
+def ended_so(task: TaskRecord) -> Told | Dropped | Cancelled | None:
     """What is remembered of the outcome of a finished task."""
     outcome = task.outcome
     if task.status == "failed" and outcome is not None:
         told: Told = outcome.told
         return told
-    return outcome if task.status == "rejected" else None
+    return outcome if task.status in ("rejected", "cancelled") else None
 
 
 class View(Mapping[str, Any]):

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
-from headgate.core.checks import is_finite
+from headgate.core.checks import checked_flag, is_finite
 from headgate.errors import InvalidArgument, InvalidType
 from headgate.tasks.model import PLAIN, Terms
 from headgate.tasks.runtime.functions import name_of, takes
@@ -87,6 +87,7 @@ def _terms(checked: dict[str, Any], now: float) -> Terms:
         cost=given.get("cost"),
         labels=given.get("labels"),
         payload_id=given.get("payload_id"),
+        detached=given.get("detached", False),
     )
 
 
@@ -194,6 +195,10 @@ def _some(name: str, value: object) -> float | None:
     return seconds
 
 
+def _flag(name: str, value: object) -> bool | None:
+    return None if value is None else checked_flag(name, value)
+
+
 def _labels(name: str, value: object) -> Mapping[str, Any] | None:
     if value is None:
         return None
@@ -216,4 +221,5 @@ _CHECKS: Final = {
     "cost": _some,
     "labels": _labels,
     "payload_id": _idempotency_key,
+    "detached": _flag,
 }

@@ -215,7 +215,8 @@ class TaskPool:
 
         `fn` is an async function, or a plain one that runs in a thread of the pool. Keywords are options: priority,
         key, idempotency_key, window, payload_id, timeout, ttl, deadline, retries, delay, wait_timeout, cost, labels,
-        and the fairness key that the queue's strategy names. Keyword arguments of `fn` go in with functools.partial.
+        detached, and the fairness key that the queue's strategy names. Keyword arguments of `fn` go in with
+        functools.partial. A task that another task submits is cancelled with it, unless detached=True.
         """
         if self._loading is not None:
             await self._loaded()
@@ -271,13 +272,14 @@ class TaskPool:
     async def run(self, fn: Any, /, *args: Any, **options: Any) -> Any:  # type: ignore[misc] # it takes all
         """Submit, and return the result of the task.
 
-        If the caller is cancelled or times out, the task is cancelled, unless another one awaits it, by the same key.
+        If the caller is cancelled or times out, the task is cancelled, unless another caller awaits it by the same
+        key. With detached=True it continues.
         """
         handle = await self.submit(fn, *args, **options)
         try:
             return await handle
         except asyncio.CancelledError:
-            if not is_awaited(handle):
+            if not is_awaited(handle) and not options.get("detached"):
                 handle.cancel()
             raise
 
@@ -371,8 +373,8 @@ class TaskPool:
 
         At most `window` items are submitted and not yet handed out, so it runs in constant memory. Results come in the
         order of the items, or with ordered=False as they are done. With return_exceptions=True a failure is handed out
-        like a result; otherwise the first one cancels what is outstanding and is raised. With return_handles=True the
-        handles of the ended tasks are handed out instead. progress=True draws how far it is.
+        like a result; otherwise the first one cancels what is outstanding (unless detached=True) and is raised. With
+        return_handles=True the handles of the ended tasks are handed out instead. progress=True draws how far it is.
 
         Other keywords are options of `submit`. The tenant, key, priority, idempotency_key, cost, tags and affinity may
         be functions of the item, or the name of its field or attribute: ``tenant_id="customer"``.
@@ -410,6 +412,8 @@ class TaskPool:
             raise InvalidArgument(
                 "as_executor() cannot take one idempotency_key for all calls", remedy="Use `await pool.submit(...)`."
             )
+        if "detached" in options:
+            raise InvalidArgument("as_executor() has no option 'detached': its calls are", remedy="Leave it out.")
         waits = self._executor.records is not None or self._shared is not None
         return PoolExecutor(TaskCalls(self, self._executor, lambda: self._entered, options, waits=waits), self.name)
 

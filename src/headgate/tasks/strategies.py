@@ -255,6 +255,7 @@ OPTIONS = (
     "cost",
     "labels",
     "payload_id",
+    "detached",
 )
 """The keywords of `submit` besides the fairness key."""
 

@@ -147,6 +147,10 @@ def run_stream(
             "stream() cannot take an idempotency_key: items are handed out and not kept",
             remedy="Leave it out, or submit a function that returns all items.",
         )
+    if options.get("detached"):
+        raise InvalidArgument(
+            "stream() cannot be detached: its generator is closed when nobody reads it", remedy="Leave it out."
+        )
     return _items(pool, StreamBody(fn), args, options)
 
 

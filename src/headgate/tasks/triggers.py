@@ -48,7 +48,7 @@ class SpawnToPool:
             key = pick(event, self._key_from)
             if key is not _MISSING and key is not None and str(key).strip():
                 options["key"] = key if isinstance(key, (str, int)) else str(key)
-        return await pool.submit(work, **options)
+        return await pool.submit(work, **options, detached=True)  # an event is nobody's subtask
 
     async def consume(self, events: AsyncIterable[Any], on_error: Callable[[Any, Exception], Any] | None = None) -> int:
         """Submit for every event. One that fails is told to ``on_error(event, error)``, or logged; the next follows.

@@ -457,15 +457,23 @@ class OldestModel:
 class BacklogModel(OldestModel):
     """Of the key with most; of several, the one whose oldest task is the oldest."""
 
+    sign = 1
+
     def choose(self, newcomer: TaskRecord | None = None) -> TaskRecord:
         keys = [task.partition for task in self.tasks]
         others = [task for task in self.tasks if task is not newcomer]
 
         def rank(key: Hashable) -> tuple[int, int]:
-            return -keys.count(key), min(task.number for task in self.tasks if task.partition == key)
+            return -keys.count(key), min(self.sign * task.number for task in self.tasks if task.partition == key)
 
         largest = min({task.partition for task in others}, key=rank)
-        return min((task for task in others if task.partition == largest), key=lambda task: task.number)
+        return min((task for task in others if task.partition == largest), key=lambda task: self.sign * task.number)
+
+
+class NewestBacklogModel(BacklogModel):
+    """Of the key with most; of several, the one whose newest task is the newest."""
+
+    sign = -1
 
 
 # -- states ------------------------------------------------------------------------------------------------------------

@@ -425,7 +425,7 @@ class World:
             assert not any(slot.lenders for slot in slots.free)
             assert not pool.scheduler._families._below
             assert not pool.scheduler._families.entered
-            assert not pool._returns
+            assert not pool.lending._returns
 
 
 COMMANDS = (

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from headgate.tasks.admission import (
+    Newest,
     OfLargestBacklog,
     Oldest,
     backpressure_queue,
@@ -18,9 +19,13 @@ from headgate.tasks.admission import (
 from headgate.tasks.model import TaskRecord
 from headgate.tasks.scheduling.scheduler import Scheduler
 from headgate.tasks.strategies import fair_round_robin, fifo, lifo, priority
-from tests.tasks.cores.model import BacklogModel, OldestModel, record
+from tests.tasks.cores.model import BacklogModel, NewestBacklogModel, OldestModel, record
 
-KINDS: dict[str, tuple[Any, Any]] = {"oldest": (Oldest, OldestModel), "fair": (OfLargestBacklog, BacklogModel)}
+KINDS: dict[str, tuple[Any, Any]] = {
+    "oldest": (Oldest, OldestModel),
+    "fair": (OfLargestBacklog, BacklogModel),
+    "fair, newest": (lambda: OfLargestBacklog(Newest), NewestBacklogModel),
+}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -84,6 +89,7 @@ def test_t35_policies_that_drop_keep_track() -> None:
     assert isinstance(victims_of(backpressure_queue(3, "drop_oldest")), Oldest)
     assert isinstance(victims_of(ring_buffer(3)), Oldest)
     assert isinstance(victims_of(backpressure_queue(3, "drop_fair")), OfLargestBacklog)
+    assert isinstance(victims_of(backpressure_queue(3, "refuse_fair")), OfLargestBacklog)
     for policy in (backpressure_queue(3, "drop_newest"), backpressure_queue(3), fail_fast()):
         assert victims_of(policy) is None
 

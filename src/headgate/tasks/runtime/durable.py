@@ -118,7 +118,7 @@ class Records:
         elif status == "failed":
             entry["error"] = _told(outcome)
         elif status == "rejected":
-            entry["reason"], entry["policy"] = outcome
+            entry["reason"], entry["policy"] = outcome.reason, outcome.policy
         self._written_running.discard(task)
         self._append(entry, done)
 

@@ -98,6 +98,11 @@ class Ending:
             log_interrupted(self._name, what, 0)
 
 
+def is_ending(loop: asyncio.AbstractEventLoop | None) -> bool:
+    """Is everything on this loop being cancelled, as asyncio.run does at its end? Then nothing new may begin."""
+    return all(task.cancelling() for task in asyncio.all_tasks(loop))
+
+
 def checked_cancel(cancel: object) -> Cancel:
     """What is given up when a pool closes; a flag says all or nothing."""
     if isinstance(cancel, bool):

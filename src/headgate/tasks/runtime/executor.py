@@ -21,10 +21,26 @@ from headgate.core.clock import clock
 from headgate.errors import StoreWriteFailed
 from headgate.tasks.events import AUDIT
 from headgate.tasks.handle import TaskHandle
-from headgate.tasks.model import PLAIN, Dropped, Expired, Moment, TaskRecord, TaskStatus, Told, failure, told_of
+from headgate.tasks.model import (
+    PLAIN,
+    Cancelled,
+    Dropped,
+    Expired,
+    Moment,
+    TaskRecord,
+    TaskStatus,
+    Terms,
+    Told,
+    failure,
+    leave_parent,
+    told_of,
+)
+from headgate.tasks.runtime.children import cancel_children, requeue_after, stopped_with_parent
 from headgate.tasks.runtime.durable import Records
-from headgate.tasks.runtime.ending import Ending
+from headgate.tasks.runtime.ending import Ending, is_ending
+from headgate.tasks.runtime.estimates import seconds_until_start
 from headgate.tasks.runtime.failures import Failures
+from headgate.tasks.runtime.lending import Lending
 from headgate.tasks.runtime.marks import mark_attempt, mark_waiting
 from headgate.tasks.runtime.messages import on_another_loop, overdue_error, without_loop
 from headgate.tasks.runtime.nested_waits import wake
@@ -32,8 +48,9 @@ from headgate.tasks.runtime.ports import Allocator, Explainer, Launcher, Listene
 from headgate.tasks.runtime.reporting import Reporter
 from headgate.tasks.runtime.results import ResultPolicy
 from headgate.tasks.runtime.shortages import Shortages
+from headgate.tasks.scheduling.load import Pace
 from headgate.tasks.scheduling.scheduler import Scheduler
-from headgate.tasks.scheduling.slots import Waits, stuck, waiting_for
+from headgate.tasks.scheduling.slots import stuck, waiting_for
 from headgate.tasks.scheduling.states import TaskStates
 from headgate.tasks.scheduling.submit_queue import SubmitQueue
 from headgate.tasks.scheduling.timers import Errand, Timers
@@ -71,6 +88,7 @@ class Executor:
         self.timers: Timers = Timers()
         self.ages: deque[tuple[Hashable, float]] = deque(maxlen=_AGES)
         """How long the last tasks waited, by partition."""
+        self.pace: Pace = Pace()
         self.shortages: Shortages = Shortages()
         self.loop: asyncio.AbstractEventLoop | None = None
         self.last: Moment = Moment(float("-inf"), 0.0)
@@ -79,12 +97,12 @@ class Executor:
         self.unseen: OrderedDict[int, Told] = self.failures.unseen
         self.state: Literal["open", "closing", "closed"] = "open"
         self.ending: Ending = Ending(name, scheduler, ports.launcher)
+        self.lending: Lending = Lending(self)
         self.on_bind: Callable[[], None] | None = None  # called when the pool has its event loop
         self.on_start: Callable[[TaskRecord], None] | None = None  # called before each attempt
         self._listener: Listener | None = None
         self._asked: dict[TaskRecord, str] = {}  # running tasks that were told to stop, and why
         self._overdue: dict[TaskRecord, asyncio.TimerHandle] = {}
-        self._returns: dict[TaskRecord, list[asyncio.Future[None]]] = {}  # parts of tasks that wait for a slot
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at, self._pumping = 0.0, False
         self.results: ResultPolicy | None = None  # asked about results, if what is not kept matters
@@ -101,6 +119,8 @@ class Executor:
         if 0.0 <= now - last.now < TICK:
             return last
         self.last = last = Moment(now, clock.wall())
+        if now >= self.pace.until:
+            self.pace.sample(now)
         return last
 
     # -- starting ------------------------------------------------------------------------------------------------------
@@ -119,7 +139,7 @@ class Executor:
             moment = None
             while (task := scheduler.next()) is not None:
                 if task.status == "running":
-                    self._resume(task)
+                    self.lending.resume(task)
                 else:
                     if moment is None:
                         moment = self.moment()
@@ -173,7 +193,7 @@ class Executor:
         self.scheduler.return_slot(task)
         self.scheduler.unserved.add(task.terms.need)
         if not self._refuse_stuck(task):
-            self._mark_waiting(task)
+            mark_waiting(task, self.moment().wall)
         self.pump()  # there may be others who need something else
         return False
 
@@ -233,7 +253,7 @@ class Executor:
         finally:
             unserved |= others
         if task is not None and task.status == "running":
-            self._resume(task)
+            self.lending.resume(task)
         elif task is not None:
             self.launch(task, self.moment())
 
@@ -253,7 +273,14 @@ class Executor:
             self.states.move(task, "running")
         task.started = moment
         task.attempt += 1
-        self.ages.append((task.partition, moment.now - task.since.now))
+        waited = moment.now - task.since.now
+        self.ages.append((task.partition, waited))
+        pace = self.pace  # see `Pace`
+        if waited:
+            pace.count += 1
+        else:
+            pace.free += moment.now - pace.last
+        pace.last = moment.now
         if self.records is not None:
             self.records.started(task, moment.wall)
         if self.on_start is not None:
@@ -273,8 +300,22 @@ class Executor:
         """Stop it when its time is over."""
         terms, loop = task.terms, self.loop
         assert loop is not None, "something runs on it"
-        ends = [end for end in (terms.deadline, terms.timeout and now + terms.timeout) if end is not None]
+        assert task.started is not None, "it runs"
+        began = task.started.now
+        ends = [end for end in (terms.deadline, terms.timeout and began + terms.timeout) if end is not None]
         self._overdue[task] = loop.call_later(max(0.0, min(ends) - now), self._interrupt, task, "timeout")
+
+    def change_terms(self, task: TaskRecord, terms: Terms) -> None:
+        """Give an unfinished task another deadline."""
+        task.terms = terms
+        if task.status == "queued":
+            if terms.expires_at is not None:
+                self.plan(terms.expires_at, "expire", task)
+        elif task.task is not None and task not in self._asked:
+            if (timer := self._overdue.pop(task, None)) is not None:
+                timer.cancel()
+            if terms.timeout is not None or terms.deadline is not None:
+                self._watch(task, clock.now())
 
     def succeeded(self, task: TaskRecord, result: Any) -> None:
         """End a task whose function returned this."""
@@ -290,16 +331,20 @@ class Executor:
             return False
         if isinstance(error, asyncio.CancelledError):
             if asked != "timeout":
-                if asked is None and self._loop_is_ending():
+                if asked is None and is_ending(self.loop):
                     self.ending.cut_off += 1
+                    task.dependents = None  # they are being cancelled too, or given up
                     self._give_up_queued()
-                self.end(task, "cancelled", None)
+                self.end(task, "cancelled", task.outcome)
                 return False
             error = overdue_error(task, error)
         own = task.attempt if failures is None else failures
         if isinstance(error, Exception) and asked != "cancel" and self._retry(task, error, own):
             return True
+        known = asked == "timeout" and stopped_with_parent(task)
         self.end(task, "failed", failure(error))
+        if known:
+            self.unseen.pop(task.number, None)
         return not isinstance(error, (KeyboardInterrupt, SystemExit))
 
     def requeue(self, task: TaskRecord, reason: str, *, spent: bool, resource_id: str | None) -> bool:
@@ -310,7 +355,7 @@ class Executor:
         if asked is None or asked == "timeout":
             self._requeue(task, reason, spent=spent, resource_id=resource_id)
         else:
-            self.end(task, "cancelled", None)
+            self.end(task, "cancelled", task.outcome)
         return True
 
     def asked(self, task: TaskRecord) -> str | None:
@@ -328,17 +373,15 @@ class Executor:
         if _get_running_loop() is self.loop:
             return False
         self.scheduler.release(task)
+        task.dependents = None  # their loop is closed too
         self._record_end(task, "cancelled", self.moment())
         self.ending.cut_off += 1
         return True
 
-    def _loop_is_ending(self) -> bool:
-        """Is everything on this loop being cancelled, as asyncio.run does at its end? Then nothing new may begin."""
-        return all(task.cancelling() for task in asyncio.all_tasks(self.loop))
-
     def _give_up_queued(self) -> None:
         """The loop ends around the pool: nobody will run what is queued."""
         for task in [*self.scheduler.queued(), *self.scheduler.coming]:
+            task.dependents = None
             self._discard(task, "cancelled")
             self.ending.given_up += 1
 
@@ -356,17 +399,23 @@ class Executor:
     def _requeue(self, task: TaskRecord, reason: str, *, spent: bool, resource_id: str | None = None) -> None:
         """An attempt is over and the task is not: it is first of its partition, and holds nothing meanwhile."""
         moment, terms = self.moment(), task.terms
-        self._mark_attempt(task, reason, moment.wall, again=True)
+        ending = cancel_children(task, "queued") if task.dependents else []
+        mark_attempt(task, reason, moment.wall, again=True)
         task.permit, task.since = None, moment
         if (timer := self._overdue.pop(task, None)) is not None:
             timer.cancel()
         self.scheduler.release(task)
-        self._resume(task)
+        self.lending.resume(task)
         task.task = None
         self.states.move(task, "queued")
         if self.records is not None:
             self.records.requeued(task, moment.wall)
-        self.scheduler.requeue(task)
+        keyed = [child for child in ending if child.terms.idempotency_key is not None]
+        if keyed:  # the next attempt may submit them again, and must not be given those that are about to end
+            self.scheduler.set_aside(task)
+            requeue_after(keyed, task)
+        else:
+            self.scheduler.requeue(task)
         if terms.deadline is not None:
             self.plan(terms.deadline, "expire", task)
         attempt = task.attempt
@@ -384,21 +433,9 @@ class Executor:
             self._refuse_stuck(task)
         self.pump()
 
-    # -- what its story is made of -------------------------------------------------------------------------------------
-
     def attempt_ended(self, task: TaskRecord, reason: str) -> None:
         """Note why the last attempt of a task ended."""
-        self._mark_attempt(task, reason, clock.wall(), again=False)
-
-    def _mark_attempt(self, task: TaskRecord, reason: str, wall: float, *, again: bool) -> None:
-        where = "" if self.explainer is None or task.permit is None else self.explainer.describe(task.permit)
-        mark_attempt(task, where, reason, wall, again=again)
-
-    def _mark_waiting(self, task: TaskRecord) -> str:
-        """Note what a queued task waits for, once. Returns what that is."""
-        why = "" if self.explainer is None else self.explainer.why_waiting(task)
-        mark_waiting(task, why, self.moment().wall)
-        return why
+        mark_attempt(task, reason, clock.wall(), again=False)
 
     # -- ending --------------------------------------------------------------------------------------------------------
 
@@ -413,6 +450,8 @@ class Executor:
         if not 0.0 <= now - moment.now < TICK:
             moment = self.moment()
         if self.records is not None:
+            if task.dependents and status != "completed":
+                cancel_children(task, status)  # before its slot is given to one of them
             self.scheduler.vacate(task)
             task.task = None
             self._end_durably(task, status, moment)
@@ -465,16 +504,20 @@ class Executor:
         if status == "failed":
             self.failures.note(task)
         task.task = task.context = None
-        while task.parent is not None and task.parent.finished:
-            task.parent = task.parent.parent  # its handle may live long, and need not hold the results of those before
+        if task.dependents is not None:
+            if status != "completed":
+                cancel_children(task, status)
+            task.dependents = None
+        if task.parent is not None:
+            leave_parent(task)
         if self.allocator is not None and status != "completed":
             self.launcher.forget(task)
         if task.terms is PLAIN or task.terms.idempotency_key is None:
             task.fn, task.args = None, ()
         if task.waits is not None:
-            self._resume(task)  # parts of it that its body left behind
+            self.lending.resume(task)  # parts of it that its body left behind
             for waiter in self.scheduler.over(task):
-                waiter.owner.reclaim(waiter)
+                waiter.owner.lending.reclaim(waiter)
 
     def _tell_end(self, task: TaskRecord) -> None:
         """Wake whoever waits, and report it."""
@@ -486,7 +529,7 @@ class Executor:
     def drop(self, task: TaskRecord, replacement: TaskRecord | None) -> None:
         """Reject a task that is not, or not any more, in the queue."""
         policy = self.scheduler.policy
-        task.outcome = Dropped(policy.reason, policy.name)
+        task.outcome = Dropped(policy.reason, policy.name, seconds_until_start(task, new=True))
         moment = self.moment()
         self.record(task, "rejected", moment)
         self.conclude(task, "rejected", moment)
@@ -524,10 +567,16 @@ class Executor:
         if self.records is not None:
             self.records.ended(task, status, moment.wall)
 
-    def cancel(self, task: TaskRecord) -> bool:
+    def cancel(self, task: TaskRecord, reason: str | None = None) -> bool:
+        """Cancel a task; for a `reason` that is not its own, only once: what it does at its end is not disturbed."""
         if task.finished:
             return False
         self.require_loop("cancel()")
+        if reason is not None and (task.status == "queued" or task.task is not None):
+            task.outcome = Cancelled(reason)
+            if task in self._asked:
+                self._asked[task] = "cancel"
+                return True
         if task.status == "queued":
             self._discard(task, "cancelled")
             self.pump()
@@ -542,58 +591,6 @@ class Executor:
             self._asked[task] = why
         task.task.cancel(f"headgate: {why}")
         return True
-
-    # -- waiting inside tasks ------------------------------------------------------------------------------------------
-
-    def begin_wait(self, waiter: TaskRecord, awaited: TaskRecord) -> None:
-        explainer = awaited.owner.explainer
-        if explainer is not None and awaited.status == "queued":
-            held = explainer.held(awaited, {waiter, *waiting_for(waiter)})
-            if held:
-                raise stuck(awaited, held, waiter)
-        self.scheduler.begin_wait(waiter, awaited)
-        self._resume(waiter)  # if a part of it stood for a slot: it waits again, so it needs none
-
-    def lend_for_another(self, task: TaskRecord) -> Waits | None:
-        """Lend the slot of a task, or its claim to one, while a descendant waits. None: it waits for itself already."""
-        returning = self.scheduler.slots.returning
-        if task.slot is not None:
-            self.scheduler.lend(task)
-        elif task in returning and task not in self._returns:
-            del returning[task]
-        elif task.waits is None or not task.waits.roused:
-            return None
-        assert task.waits is not None, "who lends has waits"
-        task.waits.roused += 1
-        return task.waits
-
-    def reclaim(self, task: TaskRecord) -> bool:
-        """Give a running task its slot back, now or later. Returns whether it has one."""
-        if task in self.scheduler.slots.returning:
-            return False
-        if not self.scheduler.reclaim(task):
-            self.pump()  # a slot may be free for whoever stood there before
-        return task.slot is not None
-
-    async def slot_returned(self, task: TaskRecord) -> None:
-        """Return when a task has its slot back. A wait that is cut short goes on without one, and keeps its turn."""
-        if not self.scheduler.needs_slot(task):
-            return
-        assert self.loop is not None, "it runs on it"
-        future = self.loop.create_future()
-        standing = self._returns.setdefault(task, [])
-        standing.append(future)
-        try:
-            await future
-        finally:
-            standing.remove(future)
-            if not standing and self._returns.get(task) is standing:
-                del self._returns[task]
-
-    def _resume(self, task: TaskRecord) -> None:
-        for future in self._returns.pop(task, ()):
-            if not future.done():
-                future.set_result(None)
 
     # -- time ----------------------------------------------------------------------------------------------------------
 
@@ -627,7 +624,7 @@ class Executor:
             return
         if self._is_late(task, now):
             if self.explainer is not None and task.terms.need in self.scheduler.unserved:
-                task.outcome = Expired(self._mark_waiting(task))
+                task.outcome = Expired(mark_waiting(task, self.moment().wall))
             self._discard(task, "expired")
 
     # -- the loop ------------------------------------------------------------------------------------------------------
@@ -641,6 +638,7 @@ class Executor:
             raise on_another_loop(self.name, "submit()")
         self.loop = loop
         self.ending.bind(loop)
+        self.pace.begin(clock.now())
         try:
             if self.on_bind is not None:
                 self.on_bind()

@@ -18,6 +18,7 @@ from typing import Any
 from headgate.core.cancellation import primed
 from headgate.core.threads import Threads, call_in_thread, outlast_cancellation
 from headgate.tasks.model import PLAIN, TaskRecord
+from headgate.tasks.runtime.children import cancel_children
 from headgate.tasks.runtime.functions import is_async
 from headgate.tasks.runtime.nested_waits import CURRENT
 from headgate.tasks.runtime.ports import Completion
@@ -117,6 +118,8 @@ class LocalLauncher:
         future = loop.run_in_executor(threads, lambda: context.run(call_in_thread, fn, args))
 
         def on_cancel() -> None:
+            if task.dependents:  # its thread may wait for them, and hears of nothing
+                cancel_children(task, "timeout" if completion.asked(task) == "timeout" else "cancelled")
             if completion.interrupts() > 1:  # the program is to end at once
                 future.cancel()
                 raise asyncio.CancelledError

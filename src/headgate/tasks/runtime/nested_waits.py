@@ -125,7 +125,7 @@ async def lend_while(tasks: list[TaskRecord], until: Awaitable[None]) -> None:
 async def lend_meanwhile(until: Awaitable[None]) -> None:
     """Await `until`, for which others may need the slot of this task: it lends it, and goes on with one again."""
     task = enclosing()
-    waits = None if task is None else task.owner.lend_for_another(task)
+    waits = None if task is None else task.owner.lending.lend_for_another(task)
     if task is None or waits is None:
         await until
         return
@@ -136,8 +136,8 @@ async def lend_meanwhile(until: Awaitable[None]) -> None:
     finally:
         waits.roused -= 1
         if not waits.roused and task.waits is waits and pool.scheduler.needs_slot(task):
-            pool.reclaim(task)
-    await pool.slot_returned(task)
+            pool.lending.reclaim(task)
+    await pool.lending.slot_returned(task)
 
 
 async def _all_ended(tasks: list[TaskRecord], loop: asyncio.AbstractEventLoop) -> None:
@@ -242,7 +242,7 @@ class _Nested:
             self._end()
             raise
         self._end()
-        await pool.slot_returned(self._waiter)
+        await pool.lending.slot_returned(self._waiter)
 
     def _begin(self) -> None:
         waiter, pool = self._waiter, self._waiter.owner
@@ -252,7 +252,7 @@ class _Nested:
             one.waits.below += 1
             self._above.append(one.waits)
         for task in self._awaited:
-            pool.begin_wait(waiter, task)
+            pool.lending.begin_wait(waiter, task)
             self._waits = waiter.waits
             self._begun.append(task)
             self._rouse(task)
@@ -271,7 +271,7 @@ class _Nested:
         holders = list(owner.scheduler.slots.holders())
         if all(one.waits is not None and one.waits.below for one in holders):
             lenders += holders
-        lent = [(one, owner.lend_for_another(one)) for one in lenders]
+        lent = [(one, owner.lending.lend_for_another(one)) for one in lenders]
         self._roused += [(one, waits) for one, waits in lent if waits is not None]
         owner.pump()
 
@@ -286,6 +286,6 @@ class _Nested:
         for one, waits in self._roused:
             waits.roused -= 1
             if not waits.roused and one.waits is waits and one.owner.scheduler.needs_slot(one):
-                one.owner.reclaim(one)
+                one.owner.lending.reclaim(one)
         if waiter.waits is self._waits and pool.scheduler.needs_slot(waiter):
-            pool.reclaim(waiter)
+            pool.lending.reclaim(waiter)

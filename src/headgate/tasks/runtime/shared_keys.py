@@ -162,6 +162,9 @@ class SharedKeys:
     # -- the end of what is ours ---------------------------------------------------------------------------------------
 
     def _settle(self, key: str, owner: str, task: TaskRecord) -> None:
+        if task.status == "cancelled" and task.outcome is not None:
+            self._post(key, partial(claims.release, owner))  # with its parent: the first of those who follow it runs it
+            return
         ended = _ended(task)
         if not is_opaque(ended.result):
             self._post(key, partial(claims.settle, owner, ended))

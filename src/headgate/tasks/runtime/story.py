@@ -168,6 +168,8 @@ def _end(task: TaskRecord) -> str:
         return f"rejected: {outcome.reason}"
     if task.status == "expired":
         return "expired: its ttl or deadline came first"
+    if task.status == "cancelled" and outcome is not None:
+        return f"cancelled: {outcome.reason}"
     return str(task.status)
 
 

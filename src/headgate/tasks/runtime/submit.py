@@ -14,7 +14,6 @@ from contextlib import nullcontext
 from contextvars import Context, copy_context
 from functools import partial
 from inspect import CO_COROUTINE
-from itertools import islice
 from typing import Any, NamedTuple
 
 from headgate.core.clock import clock
@@ -31,7 +30,9 @@ from headgate.tasks.events import AUDIT
 from headgate.tasks.handle import TaskHandle
 from headgate.tasks.model import PLAIN, TaskRecord
 from headgate.tasks.options import NOTHING, Asked, check_names, parse
+from headgate.tasks.runtime.children import adopt, share, terms_below
 from headgate.tasks.runtime.durable import Records, digest_of
+from headgate.tasks.runtime.estimates import seconds_until_start
 from headgate.tasks.runtime.executor import TICK, Executor
 from headgate.tasks.runtime.failures import Kept
 from headgate.tasks.runtime.functions import check_function
@@ -41,7 +42,6 @@ from headgate.tasks.runtime.reporting import Reporter
 from headgate.tasks.runtime.results import ResultPolicy
 from headgate.tasks.runtime.shared_budget import SharedBudget
 from headgate.tasks.scheduling.idempotency import OnConflict, difference, equal, unequal, work_of
-from headgate.tasks.scheduling.load import LATELY, seconds_until_room
 from headgate.tasks.scheduling.queues.shared import token_of
 from headgate.tasks.scheduling.scheduler import Scheduler
 from headgate.tasks.scheduling.states import TaskStates
@@ -82,7 +82,7 @@ class Submitter:
         self._stale_after = stale_after
         self._results = results
         self._on_conflict: OnConflict = on_conflict
-        self._drops = executor.scheduler.policy.answer in ("drop_oldest", "drop_fair")
+        self._drops = executor.scheduler.policy.answer in ("drop_oldest", "drop_fair", "refuse_fair")
         # With fail_fast in a shared budget, whether there is a slot is known after an exchange: see `exchanged`.
         self._shared = executor.scheduler.is_shared
         self._asks_first = self._shared and executor.scheduler.policy.answer == "busy"
@@ -137,6 +137,8 @@ class Submitter:
         task: TaskHandle[Any] = TaskHandle(
             executor, number, fn, args, copy_context(), moment, parent, priority, key, partition, terms
         )
+        if parent is not None:
+            return self._enter_made(task, wait)
         if terms is not PLAIN:
             if terms.idempotency_key is not None:
                 known = self._known(task, terms.idempotency_key, wait)
@@ -207,7 +209,7 @@ class Submitter:
         with nullcontext() if self._records is None else self._records.together():
             try:
                 for task in tasks:
-                    entered.append(self._enter_made(task))
+                    entered.append(self._enter_made(task, wait=True))
             except BaseException:
                 self._take_back(entered, set(tasks))
                 raise
@@ -222,10 +224,15 @@ class Submitter:
             elif task in new:
                 self._executor.cancel(task)
 
-    def _enter_made(self, task: TaskHandle[Any]) -> TaskRecord | Arrival:
-        key = task.terms.idempotency_key
-        known = None if key is None else self._known(task, key, wait=True)
-        return self._place(task, wait=True) if known is None else known
+    def _enter_made(self, task: TaskHandle[Any], wait: bool) -> TaskRecord | Arrival:
+        own = task.terms
+        known = None if own.idempotency_key is None else self._known(task, own.idempotency_key, wait)
+        if known is not None:
+            return known
+        task.terms = terms_below(task.parent, own)
+        entered = self._place(task, wait)
+        adopt(task, own)
+        return entered
 
     def _refuse_conflicts(self, tasks: Iterable[TaskHandle[Any]]) -> None:
         """Raise IdempotencyConflict if one of these tasks has the key of other work, or of another one of them."""
@@ -239,8 +246,10 @@ class Submitter:
 
     def set_aside(self, task: TaskRecord) -> None:
         """Take in a task that another process runs: it counts as queued, and gets no turn."""
+        own, task.terms = task.terms, terms_below(task.parent, task.terms)
         self._states.claim(task)
         self._scheduler.set_aside(task)
+        adopt(task, own)
         if task.terms.expires_at is not None:
             self._executor.plan(task.terms.expires_at, "expire", task)
         if AUDIT.listeners or self._reporter.audit:
@@ -265,7 +274,7 @@ class Submitter:
                 return self._admit(Arrival(task), has_slot=False)
         if self._asks_first and wait:
             return self._admit(Arrival(task), has_slot=False)
-        refuses = scheduler.policy.answer in ("fail", "busy")
+        refuses = scheduler.policy.answer in ("fail", "busy", "refuse_fair")
         answer = scheduler.answer(task, self._why_waiting(task), self._retry_after(task) if refuses else None)
         if answer == "block":
             return self._park(task, wait)
@@ -355,6 +364,7 @@ class Submitter:
         if known is None:
             return None
         self._refuse_other_work(task, known, key)
+        share(known, task)
         if arrival is not None and task.parent is not None and self._queue.leave(arrival.task) is not None:
             entered = self._admit(arrival, has_slot=False)  # nested work waits for no place, nor for a task that does
             if self._records is None:
@@ -495,7 +505,12 @@ class Submitter:
         if future.done() or arrival.task in self._writing:
             return
         future.set_exception(
-            SubmitTimeout(f"no place in the queue of {self._executor.name!r} came free in {seconds:g} s")
+            SubmitTimeout(
+                f"no place in the queue of {self._executor.name!r} came free in {seconds:g} s",
+                retry_after=self._retry_after(arrival.task),
+                queued=self._scheduler.depth,
+                active=self._scheduler.slots.active,
+            )
         )
         self._give_up(arrival, future)  # now: what comes free in this very turn is not for it any more
 
@@ -556,16 +571,8 @@ class Submitter:
         return "" if explainer is None else explainer.why_waiting(task)
 
     def _retry_after(self, task: TaskRecord) -> float | None:
-        """The estimated seconds until there is room for a task like this."""
-        scheduler, explainer = self._scheduler, self._executor.explainer
-        if not scheduler.slots.exhausted and explainer is not None:
-            seconds: float | None = explainer.waiting_for([task.terms.need])["seconds"]
-            if seconds is not None:
-                return seconds
-        now = clock.now()
-        started = [one.started for one in islice(scheduler.slots.holders(), LATELY)]
-        running = [now - since.now for since in started if since is not None]
-        return seconds_until_room(self._states.run_times(LATELY), running)
+        """The estimated seconds until a task like this would start."""
+        return seconds_until_start(task, new=True)
 
     def _can_start(self, task: TaskRecord) -> bool:
         """Is there a slot for a newcomer, and does the runner take it? Its permit is kept for it then."""

@@ -13,11 +13,12 @@ from itertools import islice
 from typing import Literal
 
 from headgate.errors import InvalidArgument, PoolBusy, QueueFull
-from headgate.tasks.admission import Answer, Policy, victims_of
+from headgate.tasks.admission import Answer, OfLargestBacklog, Policy, victims_of
 from headgate.tasks.fairness import Backlogs
 from headgate.tasks.model import PLAIN, TaskRecord
 from headgate.tasks.scheduling.queues.by_requirement import MAX_CLASSES, ClassedQueue
 from headgate.tasks.scheduling.queues.fair import FairQueue, ShareQueue
+from headgate.tasks.scheduling.queues.places import Place
 from headgate.tasks.scheduling.queues.simple import Queue
 from headgate.tasks.scheduling.share import Share
 from headgate.tasks.scheduling.slots import Families, KeyLimits, Slot, Slots, Waits, refuse_cycle
@@ -158,9 +159,27 @@ class Scheduler:
             raise self.queue_full(
                 f"{self.depth} tasks are queued in {name!r}, all that max_depth={policy.max_depth} allows", retry_after
             )
+        if policy.answer == "refuse_fair" and self._floods(task):
+            whose = "" if task.partition is None else f", {task.partition!r}"
+            raise self.queue_full(
+                f"{self.depth} tasks are queued in {name!r}, all that max_depth={policy.max_depth} allows, and no "
+                f"tenant has more of them than the one that submits{whose}",
+                retry_after,
+            )
         if policy.answer == "busy":
             raise self.busy(f"{self._why_not(task, why)}, and the policy of {name!r} is fail_fast", retry_after)
         return policy.answer
+
+    def _floods(self, task: TaskRecord) -> bool:
+        return isinstance(self._victims, OfLargestBacklog) and self._victims.would_be(task)
+
+    def place(self, task: TaskRecord, *, new: bool) -> Place:
+        """Estimate how many queued tasks start before this one, which is queued or, if `new`, would join them now."""
+        return self.queue.place(task, new=new or task in self._aside or task in self.coming)
+
+    def cap(self, tenant: Hashable) -> int | None:
+        """How many tasks of this tenant may be active at a time; None if it has no limit of its own."""
+        return None if self._limits is None else self._limits.limit(tenant)
 
     def queue_full(self, message: str, retry_after: float | None) -> QueueFull:
         """The error for a task that finds no place in the queue."""
@@ -197,9 +216,7 @@ class Scheduler:
         if self.coming:
             self.coming.discard(task)
         if self._aside and task in self._aside:
-            self._aside.discard(task)
-            if self._victims is not None:
-                self._victims.left(task)
+            self._leave_aside(task)
         if self._various or task.terms is not PLAIN:
             self._sort(task)
         self.queue.push(task)
@@ -208,6 +225,8 @@ class Scheduler:
 
     def requeue(self, task: TaskRecord) -> None:
         """Queue a task again whose attempt has ended, as the first of its tenant."""
+        if self._aside and task in self._aside:
+            self._leave_aside(task)
         if self._various or task.terms is not PLAIN:
             self._sort(task)
         self.queue.push_front(task)
@@ -226,6 +245,11 @@ class Scheduler:
         if self._victims is not None:
             self._victims.joined(task)
 
+    def _leave_aside(self, task: TaskRecord) -> None:
+        self._aside.discard(task)
+        if self._victims is not None:
+            self._victims.left(task)
+
     def queued(self) -> Iterator[TaskRecord]:
         """All queued tasks, in no particular order."""
         yield from self.queue
@@ -240,9 +264,7 @@ class Scheduler:
         if task in self.coming:
             self.coming.discard(task)
         elif task in self._aside:
-            self._aside.discard(task)
-            if self._victims is not None:
-                self._victims.left(task)
+            self._leave_aside(task)
         else:
             self.queue.remove(task)
             self._left(task, started=False)

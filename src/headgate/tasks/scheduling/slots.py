@@ -224,7 +224,7 @@ class KeyLimits:
 
     def full(self, key: Hashable) -> bool:
         """Are as many tasks of this tenant active as its limit allows?"""
-        limit = self._limit(key)
+        limit = self.limit(key)
         return limit is not None and self._active.get(key, 0) >= limit
 
     def took(self, key: Hashable) -> None:
@@ -263,7 +263,8 @@ class KeyLimits:
             self._parked.discard(key)
             self._queue.unpark(key)
 
-    def _limit(self, key: Hashable) -> int | None:
+    def limit(self, key: Hashable) -> int | None:
+        """How many tasks of this tenant may be active; None if there is no limit."""
         if key is None:  # tasks without a tenant have nothing in common
             return None
         return self.limits.get(key) if isinstance(self.limits, Mapping) else self.limits

@@ -17,7 +17,17 @@ from itertools import count, islice
 from typing import Any, Final, NamedTuple
 from weakref import ref
 
-from headgate.tasks.model import PLAIN, TERMINAL, Moment, Remains, TaskRecord, TaskStatus, ended_so, remains_of
+from headgate.tasks.model import (
+    PLAIN,
+    TERMINAL,
+    Moment,
+    Remains,
+    TaskRecord,
+    TaskStatus,
+    ended_so,
+    leave_parent,
+    remains_of,
+)
 from headgate.tasks.scheduling.idempotency import Window, holds_key
 
 TRANSITIONS: Final[dict[TaskStatus, frozenset[TaskStatus]]] = {
@@ -90,6 +100,7 @@ class TaskStates:
         """Forget a task that was never accepted. It counts nowhere, and nothing may happen to it any more."""
         task.status = "cancelled"
         self._unclaim(task)
+        leave_parent(task)
 
     def _unclaim(self, task: TaskRecord) -> None:
         key = task.terms.idempotency_key

@@ -8,11 +8,13 @@ until it comes back: never rescanned. O(log n) in the number of keys.
 from __future__ import annotations
 
 import heapq
+import sys
 from collections.abc import Callable, Hashable, Iterator
-from itertools import count
+from itertools import count, islice
 from typing import Any, Protocol
 
 from headgate.tasks.model import TaskRecord
+from headgate.tasks.scheduling.queues.places import MANY, Place, mixed, stands_for
 from headgate.tasks.scheduling.queues.simple import FifoQueue, LifoQueue, PriorityQueue
 
 
@@ -24,6 +26,7 @@ class Peekable(Protocol):
 
     def peek(self) -> TaskRecord | None: ...
     def remove(self, task: TaskRecord) -> None: ...
+    def place(self, task: TaskRecord, *, new: bool) -> Place: ...
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[TaskRecord]: ...
 
@@ -117,6 +120,25 @@ class KeyedQueue:
         """Forget all entries: nothing is queued."""
         self._heap.clear()
         self._undo = (0, (0, 0))
+
+    def place(self, task: TaskRecord, *, new: bool) -> Place:
+        """Behind the others of its tenant, and those of other tenants that are not parked and came before it."""
+        mine = self._partitions.get(task.partition)
+        own = 0.0 if mine is None else mine.place(task, new=new).ahead
+        if len(self._ranks) <= MANY:
+            last = (
+                -task.priority if self._kind == "priority" else 0,
+                -sys.maxsize if self._kind == "lifo" else sys.maxsize,
+            )
+            rank, parked = self._ranks.get(task, last), self._parked
+            before = (one for one, other in self._ranks.items() if other < rank and one.partition != task.partition)
+            return Place(own + sum(one.partition not in parked for one in before), own)
+        seen = islice(self._partitions.items(), MANY)
+        others = sum(
+            one.place(task, new=True).ahead for key, one in seen if one is not mine and key not in self._parked
+        )
+        others *= stands_for(len(self._partitions))
+        return mixed(own, 0 if mine is None else len(mine), others, new=new)
 
     def _partition(self, task: TaskRecord) -> Peekable:
         partition = self._partitions.get(task.partition)

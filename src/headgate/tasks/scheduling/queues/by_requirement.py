@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Collection, Hashable, Iterator
-from itertools import count
+from itertools import count, islice
 from typing import Any
 
 from headgate.tasks.fairness import Rounds
 from headgate.tasks.model import TaskRecord
+from headgate.tasks.scheduling.queues.places import MANY, Place, in_turn, mixed, stands_for
 from headgate.tasks.scheduling.queues.simple import FifoQueue, LifoQueue, PriorityQueue
 
 MAX_CLASSES = 64
@@ -283,6 +284,23 @@ class ClassedQueue:
     def accounts(self) -> tuple[float, dict[Hashable, float]]:
         """Virtual time, and the tag of each partition."""
         return self._virtual, {**self._past, **{key: holder.tag for key, holder in self._holders.items()}}
+
+    def place(self, task: TaskRecord, *, new: bool) -> Place:
+        """As in a queue without requirements, among the tasks that can be served and those of its own requirement."""
+        need = task.terms.need
+        holder = self._holders.get(task.partition if self._by_key else None)
+        queue = None if holder is None else holder.queues.get(need)
+        own = 0.0 if queue is None else queue.place(task, new=new).ahead
+        served = [
+            (one, [queue for asked, queue in one.queues.items() if asked == need or asked not in self._unserved])
+            for one in islice(self._holders.values(), MANY)
+        ]
+        each = stands_for(len(self._holders))
+        if self.rounds is not None:
+            others = [sum(map(len, queues)) for one, queues in served if one is not holder]
+            return in_turn(own, others, each, last=holder is None)
+        ahead = sum(one.place(task, new=True).ahead for _, queues in served for one in queues if one is not queue)
+        return mixed(own, 0 if queue is None else len(queue), ahead * each, new=new)
 
     def park(self, key: Hashable) -> None:
         """Pass over the tasks of this partition until `unpark`."""

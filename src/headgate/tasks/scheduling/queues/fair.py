@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Hashable, Iterator
-from itertools import count
+from itertools import count, islice
 
 from headgate.tasks.fairness import Rounds
 from headgate.tasks.model import TaskRecord
+from headgate.tasks.scheduling.queues.places import MANY, Place, stands_for
 from headgate.tasks.scheduling.queues.simple import Chain
 
 
@@ -61,6 +62,7 @@ class FairQueue:
             tail.after = task
             task.before = tail
         partition.tail = task
+        partition.size += 1
         self._size += 1
 
     def push_front(self, task: TaskRecord) -> None:
@@ -80,6 +82,7 @@ class FairQueue:
         assert task is not None, "a partition in the ring has something queued"
         after = task.after
         partition.head = after
+        partition.size -= 1
         self._size -= 1
         rounds = self.rounds  # Rounds.served, without the call
         rounds.length += 1
@@ -145,6 +148,25 @@ class FairQueue:
 
     def idle(self) -> None:
         """Do nothing: a ring forgets by itself."""
+
+    def place(self, task: TaskRecord, *, new: bool) -> Place:
+        """Behind the others of its tenant, and as many tasks of each other tenant."""
+        mine = self._partitions.get(task.partition)
+        own = 0 if mine is None else mine.size if new else mine.before(task)
+        others = [one.size for one in islice(self._partitions.values(), MANY) if one is not mine]
+        turns = stands_for(len(self._partitions)) * sum(min(size, own) for size in others)
+        return Place(min(own + turns + self._before(mine, own), max(own, self._size)), own)
+
+    def _before(self, partition: Partition | None, tasks: int) -> int:
+        """How many tenants with more queued tasks than this have their turns before this one."""
+        found, one = 0, self._turn
+        for _ in range(MANY):
+            if one is None or one is partition:
+                break
+            found, one = found + (one.size > tasks), one.following
+            if one is self._turn:  # it is not in the ring
+                break
+        return found
 
     def _open(self, key: Hashable) -> Partition:
         partition = self._partitions[key] = Partition(key)
@@ -326,6 +348,17 @@ class ShareQueue:
         self._undo = (0, 0.0)
         self._virtual = 0.0
 
+    def place(self, task: TaskRecord, *, new: bool) -> Place:
+        """Behind the others of its tenant, and what each other tenant is due until then."""
+        key = task.partition
+        mine = self._accounts.get(key)
+        weight = self._weight(key) if mine is None else mine.weight
+        own = 0 if mine is None else mine.size if new else mine.before(task)
+        due = (self._tag(key) if mine is None else mine.start) + own * _cost(task) / weight
+        others = [one for one in islice(self._accounts.values(), MANY) if one is not mine and one.head is not None]
+        ahead = sum(min(one.size, max(0.0, due - one.start) / _step(one)) for one in others)
+        return Place(own + ahead * stands_for(len(self._accounts)), own)
+
     def _account(self, task: TaskRecord) -> Account:
         key = task.partition
         account = self._accounts.get(key)
@@ -380,6 +413,12 @@ class ShareQueue:
     def __iter__(self) -> Iterator[TaskRecord]:
         for account in self._accounts.values():
             yield from account
+
+
+def _step(account: Account) -> float:
+    """How far the tag of a tenant moves with its next task."""
+    assert account.head is not None, "it has something queued"
+    return _cost(account.head) / account.weight
 
 
 def _cost(task: TaskRecord) -> float:

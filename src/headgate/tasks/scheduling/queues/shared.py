@@ -20,6 +20,7 @@ from headgate.errors import InvalidArgument
 from headgate.stores.codec import canonical
 from headgate.stores.shared.exchange import FAIR, Grant, Settings, Want
 from headgate.tasks.model import TaskRecord
+from headgate.tasks.scheduling.queues.places import MANY, Place, in_turn, mixed, stands_for
 from headgate.tasks.scheduling.queues.simple import FifoQueue, LifoQueue, PriorityQueue
 
 _INNER: dict[str, Callable[[], Any]] = {"lifo": LifoQueue, "priority": PriorityQueue}
@@ -158,6 +159,18 @@ class SharedQueue:
 
     def idle(self) -> None:
         """Do nothing: others may be busy."""
+
+    def place(self, task: TaskRecord, *, new: bool) -> Place:
+        """Among the tasks of this process: the pace at which these start is its part of the budget."""
+        tenant = self._tenants.get(self.token(task))
+        queue = None if tenant is None else tenant.queues.get(task.terms.need)
+        own = 0.0 if queue is None else queue.place(task, new=new).ahead
+        others = [one.size for one in islice(self._tenants.values(), MANY) if one is not tenant]
+        each = stands_for(len(self._tenants))
+        if self._fair:
+            return in_turn(own, others, each, last=tenant is None)
+        beside = 0 if tenant is None else tenant.size - (0 if queue is None else len(queue))
+        return mixed(own, 0 if queue is None else len(queue), beside + each * sum(others), new=new)
 
     def __len__(self) -> int:
         return self._size

@@ -11,9 +11,14 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Hashable, Iterator
-from typing import Protocol
+from itertools import islice
+from typing import Final, Protocol
 
 from headgate.tasks.model import TaskRecord
+from headgate.tasks.scheduling.queues.places import MANY, Place
+
+_COUNTED: Final = 500
+"""How far a task's place in a chain is counted. Beyond that it is estimated from the numbers of the tasks."""
 
 
 class Queue(Protocol):
@@ -49,6 +54,10 @@ class Queue(Protocol):
     def idle(self) -> None:
         """Forget what is past: nothing is queued and nothing runs."""
 
+    def place(self, task: TaskRecord, *, new: bool) -> Place:
+        """Estimate how many tasks start before this one, which is queued or, if `new`, would be pushed now."""
+        ...
+
     def __len__(self) -> int: ...
 
     def __iter__(self) -> Iterator[TaskRecord]: ...
@@ -57,11 +66,12 @@ class Queue(Protocol):
 class Chain:
     """Tasks linked by `before` and `after`."""
 
-    __slots__ = ("head", "tail")
+    __slots__ = ("head", "size", "tail")
 
     def __init__(self) -> None:
         self.head: TaskRecord | None = None
         self.tail: TaskRecord | None = None
+        self.size: int = 0
 
     def append(self, task: TaskRecord) -> None:
         """Link it in at the end."""
@@ -72,6 +82,7 @@ class Chain:
             tail.after = task
             task.before = tail
         self.tail = task
+        self.size += 1
 
     def prepend(self, task: TaskRecord) -> None:
         """Link it in before all others."""
@@ -82,6 +93,7 @@ class Chain:
             head.before = task
             task.after = head
         self.head = task
+        self.size += 1
 
     def unlink(self, task: TaskRecord) -> None:
         """Take it out, wherever it stands."""
@@ -96,6 +108,19 @@ class Chain:
         else:
             after.before = before
             task.after = None
+        self.size -= 1
+
+    def before(self, task: TaskRecord) -> int:
+        """How many tasks stand before this one."""
+        count, one = 0, task.before
+        while one is not None:
+            count += 1
+            if count == _COUNTED:
+                assert self.tail is not None, "it has tasks"
+                each = abs(task.number - one.number) / count  # numbers of other chains lie between
+                return max(count, self.size - 1 - round(abs(self.tail.number - task.number) / max(1.0, each)))
+            one = one.before
+        return count
 
     def __iter__(self) -> Iterator[TaskRecord]:
         task = self.head
@@ -185,6 +210,11 @@ class FifoQueue(PlainQueue):
         self._chain.unlink(task)
         self._size -= 1
 
+    def place(self, task: TaskRecord, *, new: bool) -> Place:
+        """A new task is behind all others."""
+        ahead = self._size if new else self._chain.before(task)
+        return Place(ahead, ahead)
+
     def __iter__(self) -> Iterator[TaskRecord]:
         return iter(self._chain)
 
@@ -197,6 +227,11 @@ class LifoQueue(FifoQueue):
     def push(self, task: TaskRecord) -> None:
         """Put a task before all others."""
         self.push_front(task)
+
+    def place(self, task: TaskRecord, *, new: bool) -> Place:
+        """A new task is before all others."""
+        ahead = 0 if new else self._chain.before(task)
+        return Place(ahead, ahead)
 
 
 class PriorityQueue(PlainQueue):
@@ -236,6 +271,17 @@ class PriorityQueue(PlainQueue):
         if chain.head is None:
             del self._chains[task.priority]
         self._size -= 1
+
+    def place(self, task: TaskRecord, *, new: bool) -> Place:
+        """Behind those of higher priorities, and behind the others of its own."""
+        chains, priority = self._chains, task.priority
+        equal = chains.get(priority)
+        seen = list(islice(chains.items(), MANY))
+        higher = float(sum(chain.size for level, chain in seen if level > priority))
+        if len(chains) > MANY:
+            higher *= self._size / sum(chain.size for _, chain in seen)
+        ahead = higher if equal is None else higher + (equal.size if new else equal.before(task))
+        return Place(ahead, ahead)
 
     def _chain(self, priority: int) -> Chain:
         chain = self._chains.get(priority)
