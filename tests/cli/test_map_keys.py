@@ -282,7 +282,9 @@ def test_c14_r80_errors_of_the_service_are_tried_a_few_times(
 # -- tokens ------------------------------------------------------------------------------------------------------------
 
 
-def sized(folder: Path, sizes: Sequence[Any], *options: str, quota: str = "{ tokens = 100, per = 600.0 }") -> Ended:
+def sized(
+    folder: Path, sizes: Sequence[Any], *options: str, quota: str = "{ tokens = 100, per = 600.0, burst = 100 }"
+) -> Ended:
     """Map a function over records of these sizes, with a key that has a quota of tokens."""
     import map_jobs
 

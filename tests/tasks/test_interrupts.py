@@ -20,13 +20,16 @@ PATIENCE = 60.0
 """Real seconds after which a program is taken to hang; what it runs takes far longer."""
 
 PROGRAM = """
-import asyncio, sys, time
+import asyncio, pathlib, sys, time
 import headgate
+
+here = pathlib.Path(__file__).parent
 
 async def slow(n):
     await asyncio.sleep(1000)
 
 def stubborn(key, n):
+    (here / f"started-{n}").touch()
     time.sleep(1000)
 
 def ready():
@@ -87,7 +90,7 @@ async def threads(**options):
     keys = headgate.ResourcePool({"a": "secret-a"})
     async with headgate.TaskPool("batch", max_concurrent=4, resources=keys, **options) as pool:
         handles = [await pool.submit(stubborn, n) for n in range(6)]
-        while pool.snapshot(0).active < 4:
+        while len(list(here.glob("started-*"))) < 4:
             await asyncio.sleep(0.01)
         ready()
         for handle in asyncio.as_completed(handles):
