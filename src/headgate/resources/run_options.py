@@ -42,7 +42,8 @@ class LeaseOptions(TypedDict, total=False):
     exclude: Iterable[str]
     """None of these resource ids."""
     affinity: Affinity | None
-    """Calls with the same one are given the same resource where possible, if the strategy is `sticky`."""
+    """What the call belongs to, such as a user or a site. A resource may cool down for one affinity alone. With the
+    strategy `sticky`, calls with the same affinity are given the same resource where possible."""
     request_id: str | None
     """Attached to every event of the call; made when first needed."""
     cost: float
@@ -113,6 +114,11 @@ class Plan:
     affinity: Affinity | None = None
     isolate: bool = False
     cost: float = 0.0
+
+    @property
+    def need(self) -> Requirement:
+        """The requirement of a call that has this affinity."""
+        return self.requirement if self.affinity is None else self.requirement._replace(affinity=self.affinity)
 
     def deadline_at(self, now: float) -> float | None:
         """The deadline of a call that starts now."""

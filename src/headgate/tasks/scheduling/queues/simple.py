@@ -10,8 +10,8 @@ Every operation is O(1), or O(log n) in the number of *different* priorities.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Hashable, Iterator
-from typing import Protocol
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any, Protocol
 
 from headgate.tasks.model import TaskRecord
 
@@ -83,6 +83,21 @@ class Chain:
             task.after = head
         self.head = task
 
+    def insert(self, task: TaskRecord, rank: Callable[[TaskRecord], Any]) -> None:
+        """Link it in behind the last one that does not rank after it."""
+        mine, before = rank(task), self.tail
+        while before is not None and rank(before) > mine:
+            before = before.before
+        if before is None:
+            self.prepend(task)
+        elif before is self.tail:
+            self.append(task)
+        else:
+            after = before.after
+            assert after is not None, "it is not the last"
+            before.after = after.before = task
+            task.before, task.after = before, after
+
     def unlink(self, task: TaskRecord) -> None:
         """Take it out, wherever it stands."""
         before, after = task.before, task.after
@@ -127,6 +142,17 @@ class PlainQueue:
     def put_back(self, task: TaskRecord) -> None:
         """It was first, and is again."""
         self.push_front(task)
+
+    def insert(self, task: TaskRecord, rank: Callable[[TaskRecord], Any]) -> None:
+        """Put a task in its place by rank: it comes from another queue, where it was first."""
+        first = self.peek()
+        if first is None or rank(task) < rank(first):
+            self.push_front(task)
+        else:
+            self._insert(task, rank)
+
+    def _insert(self, task: TaskRecord, rank: Callable[[TaskRecord], Any]) -> None:
+        raise NotImplementedError
 
     def pop(self) -> TaskRecord | None:
         """Take out whose turn it is."""
@@ -176,6 +202,10 @@ class FifoQueue(PlainQueue):
         self._chain.prepend(task)
         self._size += 1
 
+    def _insert(self, task: TaskRecord, rank: Callable[[TaskRecord], Any]) -> None:
+        self._chain.insert(task, rank)
+        self._size += 1
+
     def peek(self) -> TaskRecord | None:
         """The task whose turn it is; None if nothing is queued."""
         return self._chain.head
@@ -217,6 +247,10 @@ class PriorityQueue(PlainQueue):
     def push_front(self, task: TaskRecord) -> None:
         """Put a task before the others of its priority."""
         self._chain(task.priority).prepend(task)
+        self._size += 1
+
+    def _insert(self, task: TaskRecord, rank: Callable[[TaskRecord], Any]) -> None:
+        self._chain(task.priority).insert(task, rank)
         self._size += 1
 
     def peek(self) -> TaskRecord | None:
