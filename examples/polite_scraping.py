@@ -1,59 +1,59 @@
-"""Pages of three sites through three proxies: the sites take turns, at most two pages at a time each; a proxy dies."""
+"""Pages of three sites through three proxies: each site at its own pace, one proxy dead, one banned by one site."""
 
 import asyncio
 from collections import Counter
+from functools import partial
 
-from small_upstream import Reply, get, serve
+import httpx
+from small_upstream import Reply, serve
 
-from headgate import CooldownResource, Resource, ResourcePool, TaskPool, fair_round_robin, pool_wait
+from headgate import Quota, Resource, ResourcePool, TaskPool, fair_round_robin, pool_wait
+from headgate.integrations.httpx import RotatingTransport
 
-WANTS = {
-    "news.example.com": {},
-    "shop.example.com": {"tags": ["home"]},  # answers only to proxies with this tag
-    "maps.example.com": {"exclude": ["proxy-3"]},  # has banned this proxy
-}
-TAGS = {"proxy-1": ["home"], "proxy-2": [], "proxy-3": ["home"]}
+PACE = {"news.example.com": 20, "shop.example.com": 10, "maps.example.com": 20}  # requests a second
 
 
-def classify(outcome):
-    """Fetch one page. A proxy that does not answer cools down; a missing page says nothing about the proxy."""
-    return CooldownResource(60, "no answer") if isinstance(outcome, ConnectionError) else None
+async def main(one, two, three):
+    sites = ResourcePool(
+        [Resource(site, f"http://{site}", tags=[site], quota=Quota(rate, per=1.0)) for site, rate in PACE.items()]
+    )
+    proxies = ResourcePool({"one": one, "two": two, "three": three}, strategy="primary_backup")
+    # A 403 rests the proxy for that site alone. What is sent again counts for the site's quota, as every request does.
+    by_site = RotatingTransport(proxies, proxies=True, affinity=lambda request: request.url.host, retry_delay=0.01)
+    async with httpx.AsyncClient(transport=by_site) as client:
 
+        async def fetch(site, page):
+            return (await client.get(f"{site.value}/{page}")).status_code
 
-async def fetch(proxy, site, page):
-    return (await get(f"http://{site}/{page}", {"Via": proxy.resource_id}, proxy=proxy.value)).status
-
-
-async def main():
-    async with serve(sites) as url:  # one small server in place of all proxies and sites
-        proxies = ResourcePool(
-            [Resource(name, url, max_in_flight=3, tags=TAGS[name]) for name in TAGS],
-            classify=classify,
-            cancel_siblings=False,  # running requests may still succeed: do not ask for a page twice
-        )
-        polite = {"queue": fair_round_robin("host"), "max_concurrent_per_key": 2}
-        async with TaskPool("pages", max_concurrent=9, resources=proxies, **polite) as pool:
-            todo = [(site, page) for page in range(8) for site in WANTS]
-            handles = [await pool.submit(fetch, site, page, host=site, **WANTS[site]) for site, page in todo]
+        async with TaskPool("pages", max_concurrent=9, resources=sites, queue=fair_round_robin("host")) as pool:
+            todo = [(site, page) for page in range(8) for site in PACE]
+            handles = [await pool.submit(fetch, page, host=site, tags=[site]) for site, page in todo]
             print("answers:", dict(Counter(task.result for task in await pool_wait(handles))))
-        print("for one site at a time: at most", max(most.values()))
-        print({name: seen["status"] for name, seen in proxies.snapshot().items()})
+    for name, seen in proxies.stats().resources.items():
+        print(f"{name}: {seen.status}, rests for {list(seen.affinity_cooldowns)}, served {sorted(served[name])}")
 
 
-now, most, visits = Counter(), Counter(), Counter()
+served = {"one": set(), "two": set(), "three": set()}
 
 
-async def sites(request):
-    site, proxy = request.headers["host"], request.headers["via"]
-    visits[proxy] += 1
-    if proxy == "proxy-2" and visits[proxy] > 2:
+async def proxy(name, request):  # in place of a proxy and the sites behind it
+    site = request.headers["host"]
+    await asyncio.sleep(0.01)
+    if name == "one":
         raise ConnectionResetError  # the dead proxy closes the connection without an answer
-    now[site] += 1
-    most[site] = max(most[site], now[site])
-    await asyncio.sleep(0.02)
-    now[site] -= 1
-    banned = (site, proxy) in (("shop.example.com", "proxy-2"), ("maps.example.com", "proxy-3"))
-    return Reply(403 if banned else 404 if request.target.endswith("/7") else 200)
+    if (name, site) == ("two", "shop.example.com"):
+        return Reply(403)
+    served[name].add(site)
+    return Reply(404 if request.target.endswith("/7") else 200)
 
 
-asyncio.run(main())
+async def with_proxies():
+    async with (
+        serve(partial(proxy, "one")) as a,
+        serve(partial(proxy, "two")) as b,
+        serve(partial(proxy, "three")) as c,
+    ):
+        await main(a, b, c)
+
+
+asyncio.run(with_proxies())

@@ -90,6 +90,7 @@ PURE = (
     "integrations/token_usage.py",
     "resources/accounts.py",
     "resources/affinity.py",
+    "resources/affinity_cooldowns.py",
     "resources/attempts.py",
     "resources/cooldowns.py",
     "resources/effects.py",

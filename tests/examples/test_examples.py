@@ -319,8 +319,9 @@ without a tenant: 400
 """,
     "polite_scraping": """\
 answers: {200: 21, 404: 3}
-for one site at a time: at most 2
-{'proxy-1': 'healthy', 'proxy-2': 'cooling_down', 'proxy-3': 'healthy'}
+one: cooling_down, rests for [], served []
+two: healthy, rests for ['shop.example.com'], served ['maps.example.com', 'news.example.com']
+three: healthy, rests for [], served ['shop.example.com']
 """,
     "gpu_per_worker": """\
 running: 2 - queued for a GPU: 2

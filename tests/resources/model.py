@@ -34,6 +34,17 @@ class Res:
     tags: Tags = NONE
     weight: float = 1.0
     began: int = 0  # when, in the order of acquisitions, its latest cooldown began
+    bans: dict[str, Ban] = field(default_factory=dict)  # by affinity
+
+
+@dataclass(eq=False)
+class Ban:
+    """R38: a cooldown for one affinity; when it is over, how many in a row there were."""
+
+    counter: int = 0
+    until: float = 0.0
+    began: int = 0
+    over: bool = True
 
 
 @dataclass(eq=False)
@@ -67,6 +78,7 @@ class Use:
     order: int
     place: Place
     at: float
+    affinity: str | None = None
     cancellable: bool = False
     doomed: bool = False
 
@@ -169,9 +181,22 @@ class World:
     def can_hope(self, pool: Pool, tags: Tags = NONE, skip: Collection[str] = ()) -> bool:
         return any(place.res.status != "disabled" for place in self.matching(pool, tags, skip))
 
-    def next_expiry(self, pool: Pool, tags: Tags = NONE, skip: Collection[str] = ()) -> float | None:
-        resting = [place.res for place in self.matching(pool, tags, skip) if place.res.status == "cooling_down"]
-        return min((res.until for res in resting), default=None)
+    def next_expiry(
+        self, pool: Pool, tags: Tags = NONE, skip: Collection[str] = (), affinity: str | None = None
+    ) -> float | None:
+        alive = [place.res for place in self.matching(pool, tags, skip) if place.res.status != "disabled"]
+        times = [self.rests_until(res, affinity) for res in alive]
+        return min((time for time in times if time is not None), default=None)
+
+    def is_banned(self, res: Res, affinity: str | None) -> bool:
+        """R38."""
+        return affinity in res.bans and not res.bans[affinity].over
+
+    def rests_until(self, res: Res, affinity: str | None) -> float | None:
+        times = [res.until] if res.status == "cooling_down" else []
+        if affinity is not None and self.is_banned(res, affinity):
+            times.append(res.bans[affinity].until)
+        return max(times, default=None)
 
     # -- a use begins -------------------------------------------------------------------------------------------------
 
@@ -181,7 +206,7 @@ class World:
         place = self._choose(pool, now, tags, skip, affinity)
         if place is None:
             return None
-        use = Use(next(self._orders), place, now)
+        use = Use(next(self._orders), place, now, affinity)
         self.flying.append(use)
         place.res.last = now
         pool.counts["attempts"] += 1
@@ -189,7 +214,7 @@ class World:
 
     def _choose(self, pool: Pool, now: float, tags: Tags, skip: Collection[str], affinity: str | None) -> Place | None:
         places = self.matching(pool, tags, skip)
-        eligible = [place for place in places if self.eligible(place)]
+        eligible = [place for place in places if self.eligible(place) and not self.is_banned(place.res, affinity)]
         if pool.strategy == "weighted":
             return pool.turns.setdefault(tags, Turns()).next(places, eligible)
         if not eligible:
@@ -239,6 +264,8 @@ class World:
             for place in self.places(res):  # R74: the first is proof for every pool, then each counts its own
                 if place.ramp == 1 or (place.ramp and place is use.place):
                     self._ramp_up(place)
+        if use.affinity in res.bans and use.order > res.bans[use.affinity].began:
+            del res.bans[use.affinity]
         return self._settle(Outcome(), now)
 
     @staticmethod
@@ -278,6 +305,28 @@ class World:
             outcome.doomed = self._doom_younger(use)
         return self._settle(outcome, now)
 
+    def cooled_for(self, use: Use, seconds: float | None, now: float) -> Outcome:
+        """R38: as R31, R33 and R35 say, for calls with the same affinity; the health of the resource is the same."""
+        self._end(use)
+        self._measure(use, now, well=False)
+        outcome = Outcome()
+        res, pool = use.place.res, use.place.pool
+        assert use.affinity is not None
+        if res.status != "disabled":
+            pool.counts["cooldowns"] += 1
+            ban = res.bans.setdefault(use.affinity, Ban())
+            if use.order > ban.began or not ban.counter:
+                ban.counter += 1
+            if seconds is None:
+                seconds = pool.table[min(ban.counter, len(pool.table)) - 1]
+            if ban.over:
+                ban.began = next(self._orders)
+            ban.until, ban.over = max(ban.until, now + seconds), False
+            outcome.news = self._tell(f"cool for {use.affinity}", res, res.status, ban.until, ban.counter)
+            outcome.revoked = self._revoke(res, use.affinity)
+            outcome.doomed = self._doom_younger(use, use.affinity)
+        return self._settle(outcome, now)
+
     def disabled(self, use: Use, now: float) -> Outcome:
         """R32."""
         self._end(use)
@@ -290,13 +339,17 @@ class World:
     def _end(self, use: Use) -> None:
         self.flying.remove(use)
 
-    def _doom_younger(self, signaller: Use) -> list[Use]:
-        """R60: strictly younger uses of the same resource. R63: if both pools cancel. R64: if there is a handle."""
+    def _doom_younger(self, signaller: Use, affinity: str | None = None) -> list[Use]:
+        """R60: strictly younger uses of the same resource. R38: of the same affinity.
+
+        R63: if both pools cancel. R64: if there is a handle.
+        """
         doomed = [
             use
             for use in self.flying
             if use.place.res is signaller.place.res
             and use.order > signaller.order
+            and (affinity is None or use.affinity == affinity)
             and use.cancellable
             and not use.doomed
             and use.place.pool.cancels
@@ -334,6 +387,9 @@ class World:
             for place in self.places(res):
                 place.ramp, place.proofs = int(place.pool.probes), 0
             outcome.news += self._tell("recover", res, "cooling_down")
+        for place in pool.places:
+            for ban in place.res.bans.values():
+                ban.over = ban.over or ban.until <= now
         return self._settle(outcome, now)
 
     # -- waiting ------------------------------------------------------------------------------------------------------
@@ -353,9 +409,10 @@ class World:
     def wake(self, waiter: Waiter) -> None:
         self.granted.remove(waiter)
 
-    def _revoke(self, res: Res) -> list[Waiter]:
+    def _revoke(self, res: Res, affinity: str | None = None) -> list[Waiter]:
         """Who was granted a resource that now rests, and has not begun to use it, stands again where it stood."""
         back = [waiter for waiter in self.granted if waiter.grant and waiter.grant.place.res is res]
+        back = [waiter for waiter in back if affinity is None or waiter.affinity == affinity]
         for waiter in back:
             assert waiter.grant is not None
             self._end(waiter.grant)
@@ -387,7 +444,7 @@ class World:
         alive = [place.res for place in places if place.res.status != "disabled"]
         if waiter.deadline is None:
             return not alive
-        return all(res.status == "cooling_down" and res.until >= waiter.deadline for res in alive)
+        return all((self.rests_until(res, waiter.affinity) or 0.0) >= waiter.deadline for res in alive)
 
     # -- steering (R72) -----------------------------------------------------------------------------------------------
 
@@ -404,6 +461,7 @@ class World:
         res = self.place(pool, id).res
         news = [] if res.status == "healthy" else self._tell("enable", res, res.status)
         res.status, res.counter, res.until = "healthy", 0, 0.0
+        res.bans.clear()
         self._stop_ramps(res)
         return self._settle(Outcome(news=news), now)
 

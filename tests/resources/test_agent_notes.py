@@ -40,7 +40,7 @@ def test_r03_every_member_the_notes_name_exists() -> None:
     accepted = {*RunOptions.__annotations__, *Pool.__init__.__annotations__, *Resource.__init__.__annotations__}
     from typing import get_type_hints
 
-    accepted |= set(get_type_hints(RunOptions)) | {"cooldown_seconds", "reason", "pool", "status"}
+    accepted |= set(get_type_hints(RunOptions)) | {"cooldown_seconds", "reason", "only_for", "pool", "status"}
     assert options <= accepted, options - accepted
     for attribute in re.findall(r"`\.(\w+)`", NOTES):
         assert hasattr(headgate.PoolExhausted("x"), attribute)

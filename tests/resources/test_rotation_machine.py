@@ -112,6 +112,9 @@ class Twin:
             self.same(rotation.ended(flight, now), self.world.ended(use, now))
         elif verdict == "cooled":
             self.same(rotation.cooled(flight, seconds, now=now), self.world.cooled(use, seconds, now))
+        elif verdict == "cooled for its affinity":
+            effects = rotation.cooled(flight, seconds, now=now, affinity=flight.affinity)
+            self.same(effects, self.world.cooled_for(use, seconds, now))
         else:
             self.same(rotation.disabled(flight, now), self.world.disabled(use, now))
 
@@ -119,7 +122,9 @@ class Twin:
 
     def advance_if_due(self, at: int) -> None:
         rotation, pool = self.rotations[at], self.world.pools[at]
-        is_due = any(p.res.status == "cooling_down" and p.res.until <= self.now for p in pool.places)
+        is_due = any(p.res.status == "cooling_down" and p.res.until <= self.now for p in pool.places) or any(
+            not ban.over and ban.until <= self.now for p in pool.places for ban in p.res.bans.values()
+        )
         assert rotation.due(self.now) or not is_due
         if rotation.due(self.now):
             self.same(rotation.advance(self.now), self.world.advance(pool, self.now))
@@ -131,16 +136,16 @@ class Twin:
         if self.acquire(at, tags, skip, frozenset(), affinity, handle=True) is not None:
             return
         rotation, pool = self.rotations[at], self.world.pools[at]
-        if not self.ask(at, tags, skip):
+        if not self.ask(at, tags, skip, affinity):
             return
         deadline = None if patience is None else self.now + patience
-        expiry = self.world.next_expiry(pool, tags, skip)
+        expiry = self.world.next_expiry(pool, tags, skip, affinity)
         if deadline is not None and (expiry is None or expiry >= deadline):
             return
         self._waiters += 1
         ticket = WaitTicket(Requirement(tags, skip), rotation, deadline=deadline, affinity=affinity)
         waiter = Waiter(self._waiters, pool, tags, skip, deadline, affinity)
-        rotation.wait_queue.join(ticket)
+        rotation.join(ticket, self.now)
         self.world.join(waiter)
         self.waiting.append((ticket, waiter))
 
@@ -162,12 +167,12 @@ class Twin:
         ticket, waiter = pair
         self.same(ticket.rotation.leave(ticket, self.now), self.world.leave(waiter, self.now))
 
-    def ask(self, at: int, tags: Tags, skip: Tags) -> bool:
+    def ask(self, at: int, tags: Tags, skip: Tags, affinity: str | None = None) -> bool:
         """What a call learns about its chances; returns whether there are any."""
         rotation, pool = self.rotations[at], self.world.pools[at]
-        want = Requirement(tags, skip) if tags or skip else ANY
+        want = Requirement(tags, skip, affinity) if tags or skip or affinity else ANY
         assert rotation.matching(want) == len(self.world.matching(pool, tags, skip))
-        assert rotation.next_expiry(want) == self.world.next_expiry(pool, tags, skip)
+        assert rotation.next_expiry(want) == self.world.next_expiry(pool, tags, skip, affinity)
         hope = self.world.can_hope(pool, tags, skip)
         assert rotation.can_become_free(want) is hope
         return hope
@@ -263,6 +268,10 @@ class Twin:
         for real, res in self.resources:
             mine = (real.status, real.consecutive_cooldown, real.cooldown_until, real.last_acquired_at)
             assert mine == (res.status, res.counter, res.until, res.last), res.id
+            kept = real.sharing.affinity_cooldowns
+            assert ({} if kept is None else kept.active()) == {
+                affinity: ban.until for affinity, ban in res.bans.items() if not ban.over
+            }, res.id
         for rotation, pool in zip(self.rotations, self.world.pools, strict=True):
             assert list(rotation.members) == [place.res.id for place in pool.places]
             for place in pool.places:
@@ -297,9 +306,8 @@ def _news(effects: Effects) -> list[News]:
     for one in effects:
         match one:
             case Cool():
-                news.append(
-                    News("cool", one.member.rotation.owner, one.resource_id, one.old, one.until, one.consecutive)
-                )
+                kind = "cool" if one.affinity is None else f"cool for {one.affinity}"
+                news.append(News(kind, one.member.rotation.owner, one.resource_id, one.old, one.until, one.consecutive))
             case Disable():
                 news.append(News("disable", one.member.rotation.owner, one.resource_id, one.old))
             case Enable():
@@ -405,6 +413,22 @@ class RotationMachine(RuleBasedStateMachine):
     def cool(self, nth: int, seconds: float | None) -> None:
         self.twin.finish(nth, "cooled", seconds)
 
+    @command("nth", "seconds", when=lambda self: self.twin.flights)
+    def cool_for_its_affinity(self, nth: int, seconds: float | None) -> None:
+        _, use = self.twin.flights[nth % len(self.twin.flights)]
+        skips = all(pool.strategy != "weighted" for pool in self.twin.world.pools)  # see `_skip`
+        if use.affinity is not None and skips:
+            self.twin.finish(nth, "cooled for its affinity", seconds)
+
+    @command("at", "id", "affinity")
+    def pass_the_cooldown_of_an_affinity(self, at: int, id: str, affinity: str | None) -> None:
+        """To the very moment."""
+        if affinity is not None and self.twin.has(at, id):
+            kept = self.twin.holds(at, id).sharing.affinity_cooldowns
+            until = None if kept is None else kept.until(affinity)
+            self.twin.now = max(self.twin.now, until or 0.0)
+            self.twin.advance_if_due(at)
+
     @command("several", when=lambda self: self.twin.flights)
     def succeed_several(self, several: Sequence[int]) -> None:
         """The oldest ones, one after another: as a ramp needs it."""
@@ -445,9 +469,9 @@ class RotationMachine(RuleBasedStateMachine):
     def leave(self, nth: int) -> None:
         self.twin.leave(nth)
 
-    @command("at", "tags", "skip")
-    def ask(self, at: int, tags: Tags, skip: Tags) -> None:
-        self.twin.ask(at, tags, skip)
+    @command("at", "tags", "skip", "affinity")
+    def ask(self, at: int, tags: Tags, skip: Tags, affinity: str | None) -> None:
+        self.twin.ask(at, tags, skip, affinity)
 
     @command("at", "id", "command")
     def steer(self, at: int, id: str, command: str) -> None:

@@ -12,6 +12,7 @@ ResourcePool([Resource("a", 1)], strategy=headgate.Resource)  # type: ignore[cal
 Resource(1, "value")  # type: ignore[arg-type]
 Resource("a", "value", status="ill")  # type: ignore[arg-type]
 CooldownResource("soon")  # type: ignore[arg-type]
+CooldownResource(60, only_for="shop.example")  # type: ignore[arg-type]
 
 
 async def on_int(resource: Resource[int]) -> int:

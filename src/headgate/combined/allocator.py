@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
+from dataclasses import replace
 from inspect import CO_COROUTINE
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from headgate.combined.permit import Permit
-from headgate.core.checks import checked_affinity, checked_attempts, checked_names
+from headgate.core.checks import Affinity, checked_affinity, checked_attempts, checked_names
 from headgate.resources.allocator import Allocator
 from headgate.resources.attempts import Call
-from headgate.resources.members import ANY, CANCEL_REQUESTED, Requirement
+from headgate.resources.members import ANY, CANCEL_REQUESTED, Requirement, Use
 from headgate.resources.model import Resource
 from headgate.resources.pool import ResourcePool
 from headgate.tasks.model import PLAIN, TaskRecord
@@ -37,6 +38,7 @@ class TaskAllocator:
         """Does a task give back its resource now? Its slot follows, so there will be a free one."""
         self._placing = placing
         self._changes: Changes | None = None
+        self._others: Affinity = ("others", id(self))  # stands for the affinities that have no class of their own
         if resources is not None:
             self.options = ("tags", "exclude", "affinity", "max_attempts")
             self.resources = Allocator(resources, self._came_free, self._lost_one, self._is_full, self.loop)
@@ -67,8 +69,8 @@ class TaskAllocator:
         """A permit with a resource that is free now: the one that the task has, if it is still in order."""
         held: Permit | None = task.permit
         if held is not None:
-            resource = held.resource
-            if not held.interrupted and (held.use is None or (resource is not None and resource.status == "healthy")):
+            use = held.use
+            if not held.interrupted and (use is None or (use.member.resource.status == "healthy" and not _cools(use))):
                 return held
             task.permit = None
             self.release(held)
@@ -79,6 +81,8 @@ class TaskAllocator:
         if terms is not PLAIN:
             requirement, affinity = requirement_of(task), None if terms.wish is None else terms.wish[0]
             cost = terms.cost or 0.0
+            if affinity is not None and resources.cools_for(affinity):
+                requirement = self._set_apart(task, requirement, affinity)
         use = resources.take(requirement, self.calls.get(task) if self.calls else None, affinity, cost, wait=wait)
         if use is None:
             return None
@@ -93,6 +97,20 @@ class TaskAllocator:
         else:
             use.request_id = permit.request_id  # a thread cannot be interrupted: it has no handle
         return permit
+
+    def _set_apart(self, task: TaskRecord, requirement: Requirement, affinity: Affinity) -> Requirement:
+        """Let a task need something else than the others, because a resource cools down for its affinity.
+
+        It would hold up those behind it otherwise, which can use that resource. If there are many such affinities, the
+        tasks of several wait together.
+        """
+        if requirement.affinity is not None or self._changes is None:
+            return requirement
+        apart = requirement._replace(affinity=affinity)
+        if not self._changes.keeps_apart(apart):
+            apart = requirement._replace(affinity=self._others)
+        task.terms = replace(task.terms, need=apart)
+        return apart
 
     def can_stop(self, fn: Callable[..., Any] | None) -> bool:
         """Can the function be interrupted, here or on a worker?"""
@@ -117,10 +135,11 @@ class TaskAllocator:
         return None if self._changes is None else self._changes.loop
 
     def _came_free(self, requirements: list[Requirement], resource: Resource[Any] | None) -> None:
-        changes = self._changes
+        changes, resources = self._changes, self.resources
         assert changes is not None, "tasks wait for it"
-        if resource is not None:  # for the next of all tasks that can use it, not only of those that waited first
-            changes.offer([need for need in changes.unserved() if as_requirement(need).fits(resource)])
+        if resource is not None and resources is not None:
+            # For the next of all tasks that can use it, not only of those that waited first.
+            changes.offer([need for need in changes.unserved() if resources.can_use(resource, as_requirement(need))])
         changes.reopen(*[None if one == ANY else one for one in requirements])
 
     def _lost_one(self) -> None:
@@ -131,9 +150,20 @@ class TaskAllocator:
         return not self.ending and self._changes is not None and not self._changes.has_free_slot()
 
 
+def _cools(use: Use) -> bool:
+    """Does its resource cool down for its affinity by now?"""
+    return not use.member.plain and use.member.cooling_until(use.affinity) is not None
+
+
 def requirement_of(task: TaskRecord) -> Requirement:
     """Which resources a task can use."""
     return as_requirement(task.terms.need)
+
+
+def needed_by(task: TaskRecord) -> Requirement:
+    """Which resources a task can use, with its own affinity if one cools down for that."""
+    requirement, wish = requirement_of(task), task.terms.wish
+    return requirement if requirement.affinity is None else requirement._replace(affinity=wish[0])
 
 
 def as_requirement(need: Hashable) -> Requirement:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable
 from typing import Any
 
-from headgate.combined.allocator import TaskAllocator, as_requirement, requirement_of
+from headgate.combined.allocator import TaskAllocator, as_requirement, needed_by, requirement_of
 from headgate.combined.permit import Permit
 from headgate.resources.members import Use
 from headgate.tasks.model import RanWith, TaskRecord
@@ -21,7 +21,7 @@ class TaskExplainer:
         """The state of the resources that could serve the task."""
         if self._resources is None:
             return ""
-        requirement = requirement_of(task)
+        requirement = needed_by(task)
         opens = self._resources.back_in(requirement)
         soon = "" if opens is None else f", the first for {opens[0]:.1f} s more"
         return f"no resource of {self._resources.pool.name} is free: {self._resources.describe(requirement)}{soon}"

@@ -21,14 +21,14 @@ import asyncio
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache, partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 
 from headgate.combined.permit import use_of_task
-from headgate.core.checks import Affinity, checked_seconds, is_finite
+from headgate.core.checks import Affinity, checked_affinity, checked_seconds, is_finite
 from headgate.core.clock import clock
 from headgate.errors import InvalidType, PoolExhausted
 from headgate.integrations.key_rules import Header, KeyRules
@@ -55,6 +55,7 @@ __all__ = ["RotatingSyncTransport", "RotatingTransport"]
 
 _log = logging.getLogger("headgate.integrations")
 
+_EXTENSION = "headgate"  # the key of a request's `extensions` under which it says what concerns us
 _LONGEST_REFUSAL = 1 << 16  # bytes of a refusal that are kept; the rest of a longer one is dropped
 _LONGEST_REPLAY = 4 << 20  # bytes of a body in parts (a form with files) that are read to be able to send them again
 
@@ -68,7 +69,7 @@ class TransportOptions(TypedDict, total=False):
     wait_for_capacity: bool
     tags: Iterable[str]
     exclude: Iterable[str]
-    affinity: Affinity | None
+    affinity: Affinity | Callable[[Any], Affinity | None] | None
     max_attempts: int | None
     retry_delay: float
 
@@ -100,7 +101,8 @@ class _Rotating:
         proxies, and no header is written. `transport` is what sends; by default the usual transport of the library.
         `cost` is how many tokens a request takes of the quota of its key, a number or a function of the request; by
         default that is estimated from its body if keys have a quota. When the answer tells how many it was, that number
-        counts. The other options are those of `ResourcePool.run_sync`.
+        counts. `affinity` may be a function of the request too, such as one that returns its host. A request names its
+        own with ``extensions={"headgate": {"affinity": ...}}``. The other options are those of `ResourcePool.run_sync`.
         """
         if not isinstance(pool, (ResourcePool, Resource)):
             raise InvalidType(
@@ -122,6 +124,10 @@ class _Rotating:
             )
         self._engine = None if isinstance(pool, Resource) else engine_of(pool)
         attempts = 1 if self._engine is None else self._engine.plan.max_attempts
+        affinity = options.get("affinity")
+        self._affinity_of: Callable[[Any], Affinity | None] | None = affinity if callable(affinity) else None
+        if self._affinity_of is not None:
+            options["affinity"] = None
         self._plan = plan_of(options, method=type(self).__name__, allowed=CALL_OPTIONS, max_attempts=attempts)
         self._rules = KeyRules(header, hosts, insecure)
         if not (cost is None or callable(cost) or (is_finite(cost) and cost >= 0)):
@@ -171,6 +177,8 @@ class _Rotating:
         assert self._engine is not None, "there is a key or a pool"
         has_costs = self._has_costs or self._engine.learns
         plan = replace(self._plan, cost=self._cost_of(request, may_repeat)) if has_costs else self._plan
+        if self._affinity_of is not None or _EXTENSION in request.extensions:
+            plan = replace(plan, affinity=self._affinity(request))
         is_retry = partial(_is_retry, request)
         return RequestCall(
             self._engine,
@@ -193,6 +201,19 @@ class _Rotating:
             return 0.0
         cost = self._cost(request) if callable(self._cost) else self._cost
         return checked_seconds("cost of a request must be a finite number of tokens >= 0", cost)
+
+    def _affinity(self, request: Any) -> Affinity | None:
+        """The affinity of a request: its own, or else what the function of the transport returns for it."""
+        given = request.extensions.get(_EXTENSION)
+        if given is None:
+            return self._plan.affinity if self._affinity_of is None else checked_affinity(self._affinity_of(request))
+        if not isinstance(given, Mapping) or given.keys() != {"affinity"}:
+            shown = f"the keys {sorted(map(str, given))}" if isinstance(given, Mapping) else type(given).__name__
+            raise InvalidType(
+                f'the extension "headgate" of a request must be a mapping with the key "affinity", got {shown}',
+                remedy='Write client.get(url, extensions={"headgate": {"affinity": "shop.example"}}).',
+            )
+        return checked_affinity(given["affinity"])
 
     def _keyed(self, library: Any, request: Any, resource: Resource[Any]) -> Any:
         """A copy of the request that carries the key. The client keeps its own, for redirects and errors."""

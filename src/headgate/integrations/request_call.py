@@ -16,6 +16,7 @@ from typing import Any
 from headgate.errors import PoolExhausted
 from headgate.integrations.token_usage import UsageReader
 from headgate.resources.engine import Engine, lock
+from headgate.resources.further_requests import Taken, take_further, take_further_sync
 from headgate.resources.http_errors import http_errors, is_connection_error
 from headgate.resources.http_status import Answer, status_of
 from headgate.resources.members import Use
@@ -35,7 +36,8 @@ def proxy_errors(outcome: object) -> Signal | None:
     if status in (403, 429, 529):
         signal = http_errors(outcome)
         seconds = signal.cooldown_seconds if isinstance(signal, CooldownResource) else None
-        return CooldownResource(seconds, f"HTTP {status} through this proxy")
+        # The site says so, and others do not know of it.
+        return CooldownResource(seconds, f"HTTP {status} through this proxy", only_for="affinity")
     if status is None and is_connection_error(outcome):
         return CooldownResource(reason=type(outcome).__name__)
     return http_errors(outcome) if status is not None and status >= 500 else None
@@ -95,8 +97,14 @@ class RequestCall:
         """Why there is no further attempt; None: there may be one, or the body cannot be sent again."""
 
     async def take(self) -> Any:
-        """Take a resource for the next attempt. Raises PoolExhausted."""
+        """Take a resource for the next attempt. Raises PoolExhausted.
+
+        A further attempt is another request to whatever is used around this one, and takes one of its quota first:
+        while it waits for that, it holds no resource that others may need.
+        """
         try:
+            if self._call.started:
+                self._check(await take_further(self._engine.rotation, self._call.deadline))
             self._use = await self._engine.take(self._call)
         except BaseException as error:
             self._ended(error)
@@ -107,11 +115,21 @@ class RequestCall:
     def take_sync(self) -> Any:
         """`take` for a thread without a loop."""
         try:
+            if self._call.started:
+                self._check(take_further_sync(self._engine.rotation, self._call.deadline))
             self._use = self._engine.take_sync(self._call)
         except BaseException as error:
             self._ended(error)
             raise
         return self._use.member.resource
+
+    def _check(self, taken: Taken) -> None:
+        """Raise PoolExhausted if a quota around this request allows no further attempt."""
+        if taken == "late":
+            raise self._call.out_of_time(None, waited_for="another request of the quota around it")
+        if taken == "gone":
+            why = "the resource around this request was disabled or removed"
+            raise self._call.out_of_resources(why, "no_eligible", None, None)
 
     def raised(self, error: BaseException) -> float | None:
         """End an attempt that raised this. Returns the seconds until the next one; None: there is none."""

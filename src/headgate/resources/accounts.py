@@ -126,12 +126,15 @@ class Account:
         if holder is not None:
             return holder.cost
         heads = (
-            (ticket, member.resource)
+            (ticket, member)
             for member in self.members
-            if member.rotation.wait_queue and member.lacks_only_quota
+            if member.rotation.wait_queue
             for ticket in member.rotation.wait_queue.heads()
         )
-        if any(not ticket.cost and ticket.requirement.fits(resource) for ticket, resource in heads):
+        waits = (
+            not one.cost and one.requirement.fits(on.resource) and one.lacks_only_quota_of(on) for one, on in heads
+        )
+        if any(waits):
             return 0.0
         return None if self.shared is None else min(self.shared.askers.values(), default=None)
 
@@ -288,7 +291,7 @@ class Account:
     def _serves(self, holder: WaitTicket) -> bool:
         """Whether a call still waits, and could use the member for which it holds this account."""
         member = holder.held
-        is_ours = member is not None and member.sharing.account is self and member.lacks_only_quota
+        is_ours = member is not None and member.sharing.account is self and holder.lacks_only_quota_of(member)
         return is_ours and holder in holder.rotation.wait_queue
 
     def hold(self, ticket: WaitTicket) -> None:

@@ -26,7 +26,7 @@ from headgate.resources.attempts import Call, Cooldowns
 from headgate.resources.effects import Effects
 from headgate.resources.engine import Engine, end_abandoned, engine_of, lock
 from headgate.resources.holding import reprice, unspent
-from headgate.resources.members import ANY, Requirement, Use, WaitTicket
+from headgate.resources.members import ANY, Member, Requirement, Use, WaitTicket
 from headgate.resources.model import Resource
 from headgate.resources.openings import opens_at
 from headgate.resources.pool import ResourcePool
@@ -77,8 +77,9 @@ class Allocator:
         before. `cost` is what the task takes of a quota. Raises PoolExhausted when none can ever come.
         """
         granted = self._granted
-        if granted is not None and requirement.fits(granted.member.resource) and self._reprice(granted, cost):
+        if granted is not None and self._suits(granted.member, requirement, affinity) and self._reprice(granted, cost):
             self._granted = None
+            granted.affinity = affinity
             return granted
         engine, rotation = self.engine, self.engine.rotation
         if call is None and affinity is None:  # most tasks: as short as in `run` (benchmarks/combined.py)
@@ -103,7 +104,8 @@ class Allocator:
                 use = use or rotation.acquire(now, requirement, avoid, affinity, cost)
             if use is None and wait and loop is not None and requirement not in self._places:
                 if rotation.can_become_free(requirement, cost):
-                    place = self._places[requirement] = _Place(self, requirement, cost, loop)
+                    alone = None if requirement.affinity is None else affinity  # else others of it can use more
+                    place = self._places[requirement] = _Place(self, requirement, alone, cost, loop)
                     rotation.join(place.ticket, now)
                 else:
                     error = self._hopeless(requirement, now, call, cost)
@@ -113,6 +115,19 @@ class Allocator:
         if error is not None:
             raise error
         return use
+
+    def cools_for(self, affinity: Affinity) -> bool:
+        """Whether a resource of the pool cools down for this affinity."""
+        return affinity in self.engine.rotation.cooling_for
+
+    def can_use(self, resource: Resource[Any], requirement: Requirement) -> bool:
+        """Whether tasks of this requirement can use a resource that came free."""
+        with lock:
+            member = self.engine.rotation.members.get(resource.resource_id)
+            return member is not None and self._suits(member, requirement, requirement.affinity)
+
+    def _suits(self, member: Member, requirement: Requirement, affinity: Affinity | None) -> bool:
+        return requirement.fits(member.resource) and member.cooling_until(affinity) is None
 
     def _reprice(self, use: Use, cost: float) -> bool:
         if use.reservation is None:
@@ -142,8 +157,8 @@ class Allocator:
 
     def _woken(self, place: _Place) -> None:
         """Pass on what this place was granted, or that it left the wait queue. Runs on the loop of the TaskPool."""
-        requirement, ticket = place.ticket.requirement, place.ticket
-        if self._places.get(requirement) is not place:
+        ticket = place.ticket
+        if self._places.get(ticket.requirement) is not place:
             return
         with lock:
             queue = self.engine.rotation.wait_queue
@@ -295,12 +310,13 @@ class Allocator:
             now, rotation = clock.now(), self.engine.rotation
             members = rotation.matching_members(requirement)
             matching = [member for member in members if member.resource.status != "disabled"]
-            times = [(opens_at(member, 0.0, now), member.resource.status) for member in matching]
-            closed = [(time, status) for time, status in times if time is not None]
+            times = [(opens_at(member, 0.0, now, requirement.affinity), member) for member in matching]
+            closed = [(time, member) for time, member in times if time is not None]
             if not closed or len(closed) < len(times):
                 return None
-            first, status = min(closed)
-            return max(0.0, first - now), "cooldown" if status == "cooling_down" else "quota"
+            first, member = min(closed, key=lambda one: one[0])
+            cools = member.resource.status == "cooling_down" or member.cooling_until(requirement.affinity) is not None
+            return max(0.0, first - now), "cooldown" if cools else "quota"
 
     def call(self, requirement: Requirement, max_attempts: int | None, retries: int = 0) -> Call:
         """Make the `Call` that counts the attempts of one task: `max_attempts`, or else at least `retries` more."""
@@ -331,9 +347,14 @@ class _Place:
     """A place in the wait queue for all tasks with the same requirement; a `Waiter` on the loop of their pool."""
 
     def __init__(
-        self, allocator: Allocator, requirement: Requirement, cost: float, loop: asyncio.AbstractEventLoop
+        self,
+        allocator: Allocator,
+        requirement: Requirement,
+        affinity: Affinity | None,
+        cost: float,
+        loop: asyncio.AbstractEventLoop,
     ) -> None:
-        self.ticket = WaitTicket(requirement, allocator.engine.rotation, self, cost=cost)
+        self.ticket = WaitTicket(requirement, allocator.engine.rotation, self, affinity=affinity, cost=cost)
         self._allocator = allocator
         self._loop = loop
         self._alarm: asyncio.TimerHandle | None = None

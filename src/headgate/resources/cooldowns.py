@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from headgate.resources.model import Resource
 
@@ -14,6 +14,13 @@ DEFAULT_COOLDOWN_TABLE: Final = (30.0, 120.0, 300.0, 600.0)
 SAME_UNTIL: Final = 0.05
 """Two ends of a cooldown that differ by less seconds are the same: the clocks of two processes are not compared more
 exactly."""
+
+
+class Cooling(Protocol):
+    """What a cooldown follows from: a resource, or its state for one affinity."""
+
+    consecutive_cooldown: int
+    cooldown_until: float
 
 
 class Cooldown(NamedTuple):
@@ -29,7 +36,7 @@ class Cooldown(NamedTuple):
 
 
 def cooldown_after(
-    resource: Resource[Any], table: Sequence[float], asked: float | None, *, is_late: bool, now: float
+    resource: Cooling, table: Sequence[float], asked: float | None, *, is_late: bool, now: float
 ) -> Cooldown:
     """Return the cooldown of a resource after a verdict that asks for so many seconds; None: the table decides.
 

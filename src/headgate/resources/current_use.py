@@ -1,4 +1,4 @@
-"""Which use of a resource an operation runs in, so that `resource.spent` and `resource.learn` know whose they are.
+"""Which uses of resources an operation runs in, so that `resource.spent` and `resource.learn` know whose they are.
 
 Only uses that take something of a quota are noted, and all others pay nothing for it.
 """
@@ -38,6 +38,11 @@ def end_use(token: Token[tuple[Use, ...]]) -> None:
 def use_of(resource: Resource[Any]) -> Use | None:
     """The use of this resource in which the code runs that asks."""
     return next((use for use in reversed(_USES.get()) if use.member.resource is resource and use.is_running), None)
+
+
+def current_uses() -> tuple[Use, ...]:
+    """The uses in which the code runs that asks, outermost first. Some may have ended."""
+    return _USES.get()
 
 
 async def attributed(

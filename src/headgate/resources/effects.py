@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from headgate.core.checks import Affinity
 from headgate.resources.members import Member, Use, WaitTicket
 from headgate.resources.model import ResourceStatus
 
@@ -26,6 +27,8 @@ class Cool:
     use: Use | None = field(default=None, repr=False, compare=False)
     reason: str | None = field(default=None, compare=False)
     """Why, where no signal says it."""
+    affinity: Affinity | None = None
+    """Of the calls for which alone it cools down; None: for all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -284,7 +284,7 @@ class Engine(Generic[T]):
             for avoid in call.choices():
                 taken = taken or rotation.acquire(now, requirement, avoid, affinity, cost)
             if taken is None and call.plan.waits == "no":
-                taken = rotation.acquire_unpaced(now, requirement, call.choices()[-1], cost)
+                taken = rotation.acquire_unpaced(now, requirement, call.choices()[-1], affinity, cost)
             if taken is None:
                 taken = self._why_not(call, now)
             if taken is None:
@@ -309,7 +309,7 @@ class Engine(Generic[T]):
             use = ticket.grant
             waits = ticket in self.rotation.wait_queue
             late = (waits or use is not None) and call.is_late(now)
-            why = describe(self.rotation, call.plan.requirement, now) if late else None
+            why = describe(self.rotation, call.plan.need, now) if late else None
             effects = self.rotation.leave(ticket, now) if late else None
             if use is not None:
                 use.ticket = None
@@ -355,7 +355,7 @@ class Engine(Generic[T]):
                 return None
             more_time = "Give it more time, or call again after `retry_after` seconds."
             return call.out_of_resources(f"cooldown ends {late:.3f} s after deadline", "deadline", after, more_time)
-        why = describe(rotation, plan.requirement, now)
+        why = describe(rotation, plan.need, now)
         remedy = None
         if not rotation.matching(plan.requirement):
             remedy = "Check tags= and exclude= against the resources of the pool."
@@ -371,7 +371,7 @@ class Engine(Generic[T]):
     def retry_after(self, call: Call, now: float) -> float | None:
         """Seconds until the first resource opens that fits the call: a cooldown ends, or a quota; None: none does."""
         with lock:
-            expiry = self.rotation.next_expiry(call.plan.requirement, call.plan.cost, now)
+            expiry = self.rotation.next_expiry(call.plan.need, call.plan.cost, now)
         return None if expiry is None else max(0.0, expiry - now)
 
     def let_go(self, thing: Use | WaitTicket) -> None:
@@ -445,7 +445,8 @@ class Engine(Generic[T]):
             if isinstance(signal, CooldownResource):
                 seconds = signal.cooldown_seconds  # a subclass may have put anything there
                 seconds = seconds if is_finite(seconds) and seconds >= 0 else None
-                effects: Effects | None = rotation.cooled(use, seconds, now=now)
+                affinity = use.affinity if signal.only_for == "affinity" else None
+                effects: Effects | None = rotation.cooled(use, seconds, now=now, affinity=affinity)
             elif isinstance(signal, DisableResource):
                 effects = rotation.disabled(use, now)
             else:
@@ -606,7 +607,7 @@ class Engine(Generic[T]):
     def _alarm_of_first(self) -> tuple[object, float] | None:
         rotation = self.rotation
         while first := rotation.wait_queue.first():
-            expiry = rotation.next_expiry()
+            expiry = rotation.openings.first()
             if expiry is None:
                 break
             waiter = _waiter(first)

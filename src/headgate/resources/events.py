@@ -45,6 +45,8 @@ class ResourceCooled(ResourceEvent):
     """How many cooldowns in a row this is."""
     reason: str | None = None
     usage: Usage | None = None
+    only_for: str | None = None
+    """The affinity of the calls for which alone it cools down, as text; its status does not change then."""
 
     @property
     def request_id(self) -> str | None:

@@ -57,7 +57,7 @@ def _candidates(ticket: WaitTicket, freed: Collection[Resource[Any]]) -> Iterato
     found = (member for member in known if member is not None) if freed else rotation.matching_members(requirement)
     for member in found:
         account = member.sharing.account
-        usable = account is not None and member.lacks_only_quota and member.can_ever_serve(ticket.cost)
+        usable = account is not None and ticket.lacks_only_quota_of(member) and member.can_ever_serve(ticket.cost)
         if usable and account is not None and account.holder() is None:
             yield member
 

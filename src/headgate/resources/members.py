@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from headgate.core.checks import Affinity
@@ -25,14 +26,20 @@ class Requirement(NamedTuple):
 
     tags: frozenset[str] = frozenset()
     skip: frozenset[str] = frozenset()
+    affinity: Affinity | None = None
+    """Set for calls that queue apart from others, because a resource cools down for their affinity."""
+    only: str | None = None
+    """The id of the one resource that is meant."""
 
     def fits(self, resource: Resource[Any]) -> bool:
         """Whether this resource could serve the call if it were free."""
-        return self.tags <= resource.tags and resource.resource_id not in self.skip
+        is_meant = self.only is None or resource.resource_id == self.only
+        return is_meant and self.tags <= resource.tags and resource.resource_id not in self.skip
 
 
 ANY = Requirement()
 
+MOST_SHOWN = 100  # cooldowns for single affinities that statistics show of one resource
 RAMP_TOP = 64  # a resource without a limit is on trial no longer once it may have this many uses at a time
 
 
@@ -151,6 +158,11 @@ class Member:
         """Whether its quota is shared between processes."""
         return self.sharing.account is not None and self.sharing.account.shared is not None
 
+    def cooling_until(self, affinity: Affinity | None) -> float | None:
+        """When its resource has cooled down for calls with this affinity alone; None if it need not."""
+        kept = self.sharing.affinity_cooldowns
+        return None if kept is None else kept.until(affinity)
+
     @property
     def lacks_only_quota(self) -> bool:
         """Whether it could be used now if its quota allowed that."""
@@ -168,9 +180,11 @@ class Member:
             or (account is not None and account.is_closed)
         )
 
-    def stats(self, status: ResourceStatus, left: float) -> ResourceStats:
+    def stats(self, status: ResourceStatus, left: float, now: float) -> ResourceStats:
         """Gauges and counters of this member, with `status` and the seconds `left` of a cooldown as they are now."""
-        resource = self.resource
+        resource, kept = self.resource, self.sharing.affinity_cooldowns
+        ends = {} if kept is None else {affinity: until for affinity, until in kept.active().items() if until > now}
+        longest = heapq.nlargest(MOST_SHOWN, ends, key=lambda affinity: ends[affinity])
         return ResourceStats(
             resource_id=resource.resource_id,
             status=status,
@@ -183,6 +197,7 @@ class Member:
             cooldowns=self.cooldowns,
             disables=self.disables,
             sibling_cancels=self.sibling_cancels,
+            affinity_cooldowns={affinity: ends[affinity] - now for affinity in longest},
         )
 
 
@@ -209,7 +224,17 @@ Seat = Member
 class Use:
     """One call's hold on a resource. The engine keeps its handle and its request id here."""
 
-    __slots__ = ("acquired_at", "handle", "member", "order", "request_id", "reservation", "status", "ticket")
+    __slots__ = (
+        "_affinity",
+        "acquired_at",
+        "handle",
+        "member",
+        "order",
+        "request_id",
+        "reservation",
+        "status",
+        "ticket",
+    )
 
     def __init__(self, order: int, member: Member, acquired_at: float) -> None:
         self.order: int = order
@@ -220,6 +245,15 @@ class Use:
         self.request_id: str | None = None  # None: not needed so far
         self.ticket: WaitTicket | None = None  # granted to a waiter that has not begun to use it
         self.reservation: Reservation | None = None  # what it takes of a quota
+
+    @property
+    def affinity(self) -> Affinity | None:
+        """The affinity of its call, if that has one."""
+        return getattr(self, "_affinity", None)  # most have none, and do not pay for it (benchmarks/resources.py)
+
+    @affinity.setter
+    def affinity(self, affinity: Affinity | None) -> None:
+        self._affinity: Affinity | None = affinity
 
     @property
     def is_running(self) -> bool:
@@ -266,9 +300,28 @@ class WaitTicket(Ticket[Requirement, Use]):
         self.short_of: frozenset[Account] = frozenset()
         """Other accounts that have too little for it."""
 
+    def lacks_only_quota_of(self, member: Member) -> bool:
+        """Whether its call could use this member now if there were enough of the quota."""
+        return member.lacks_only_quota and member.cooling_until(self.affinity) is None
+
     def passes(self) -> bool:
         """Whether its waiter could not use any resource now."""
         return self.waiter is not None and self.waiter.passes()
+
+
+class FurtherTicket(WaitTicket):
+    """The place of a running use that waits for another request of its quota, and for nothing else."""
+
+    __slots__ = ("within",)
+
+    def __init__(self, within: Use, waiter: Waiter | None = None) -> None:
+        member = within.member
+        super().__init__(Requirement(only=member.resource.resource_id), member.rotation, waiter)
+        self.within: Use = within
+
+    def lacks_only_quota_of(self, member: Member) -> bool:
+        """Whether this member is the one that it uses."""
+        return member is self.within.member
 
 
 class Totals:
@@ -307,9 +360,15 @@ def hopeless(rotation: Rotation) -> list[WaitTicket]:
 
 def _outlook(rotation: Rotation, requirement: Requirement, cost: float) -> tuple[bool, float]:
     """Whether anything can come for a waiter, and not before when. (In use counts as any moment: 0.)"""
-    resources = [member.resource for member in rotation.matching_members(requirement) if member.can_ever_serve(cost)]
-    times = [one.cooldown_until if one.status == "cooling_down" else 0.0 for one in resources]
-    return bool(resources), min(times, default=0.0)
+    members = [member for member in rotation.matching_members(requirement) if member.can_ever_serve(cost)]
+    times = [
+        max(
+            one.resource.cooldown_until if one.resource.status == "cooling_down" else 0.0,
+            one.cooling_until(requirement.affinity) or 0.0,
+        )
+        for one in members
+    ]
+    return bool(members), min(times, default=0.0)
 
 
 def advance_trials(resource: Resource[Any], prover: Member | None) -> None:

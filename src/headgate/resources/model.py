@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -39,6 +39,8 @@ from headgate.resources.rate_limits import rate_limit_headers
 from headgate.resources.signals import Signal
 
 if TYPE_CHECKING:
+    from headgate.core.checks import Affinity
+    from headgate.resources.affinity_cooldowns import AffinityCooldowns
     from headgate.resources.engine import Engine
     from headgate.resources.members import Member, Use
 
@@ -56,6 +58,7 @@ class Sharing:
     __slots__ = (
         "__weakref__",
         "account",
+        "affinity_cooldowns",
         "enables",
         "members",
         "outage",
@@ -83,6 +86,8 @@ class Sharing:
         """Seconds and reason of the rest that begins when a use ends, if an operation asked for one."""
         self.account: Account | None = None
         """What may still be used of its quota; None: it has no quota."""
+        self.affinity_cooldowns: AffinityCooldowns | None = None
+        """For which affinities it cools down, or did lately; None: for none."""
         self.members: WeakList[Member] = WeakList()
         """Its memberships of pools; a pool that is dropped takes its own along."""
 
@@ -405,6 +410,8 @@ class ResourceStats:
     cooldowns: int
     disables: int
     sibling_cancels: int
+    affinity_cooldowns: Mapping[Affinity, float] = field(default_factory=dict)
+    """Seconds left of cooldowns that hold for one affinity alone, by affinity; the longest 100 of them."""
 
     @property
     def max_in_flight_gauge(self) -> float:

@@ -6,6 +6,7 @@ import heapq
 import math
 from collections.abc import Sized
 
+from headgate.core.checks import Affinity
 from headgate.resources.members import Member
 
 
@@ -50,12 +51,15 @@ class Openings:
         self.heap[:] = sorted(valid.values(), key=lambda entry: entry[:2])
 
 
-def opens_at(member: Member, cost: float, now: float) -> float | None:
-    """When a call can use a member that costs so much; None: now, when others have ended, or never."""
+def opens_at(member: Member, cost: float, now: float, affinity: Affinity | None = None) -> float | None:
+    """When a call of this cost and affinity can use a member; None: now, when others have ended, or never."""
     resource, account = member.resource, member.sharing.account
     if not member.can_ever_serve(cost):
         return None
     times = [resource.cooldown_until] if resource.status == "cooling_down" else []
+    until = member.cooling_until(affinity)
+    if until is not None:
+        times.append(until)
     if account is not None and (account.is_closed or not account.admits(cost, now, None)):
         times.append(account.would_open_at(cost, now))
     return max(times, default=None)
@@ -66,5 +70,8 @@ def _is_valid(member: Member, at: float) -> bool:
         return False
     resource, account = member.resource, member.sharing.account
     if resource.status == "cooling_down" and resource.cooldown_until == at:
+        return True
+    kept = member.sharing.affinity_cooldowns
+    if kept is not None and kept.next_end == at:
         return True
     return account is not None and at == (account.opens_at if account.is_closed else account.enough_at)

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from collections.abc import Callable
 
+from headgate.core.checks import Affinity
 from headgate.core.clock import clock
 from headgate.core.redaction import log_exception, redact
 from headgate.errors import PoolExhausted
@@ -104,7 +105,7 @@ class Reporter:
         usage = None if isinstance(effect, (Recover, Enable)) or effect.use is None else self._usage(effect.use)
         event: events.ResourceEvent
         if isinstance(effect, Cool):
-            old, new = effect.old, "cooling_down"
+            old, new = effect.old, "cooling_down" if effect.affinity is None else effect.old
             event = events.ResourceCooled(
                 at=at,
                 pool=pool,
@@ -114,6 +115,7 @@ class Reporter:
                 consecutive=effect.consecutive,
                 reason=reason if effect.reason is None else redact(effect.reason),
                 usage=usage,
+                only_for=None if effect.affinity is None else redact(_text(effect.affinity)),
             )
         elif isinstance(effect, Disable):
             old, new = effect.old, "disabled"
@@ -126,7 +128,8 @@ class Reporter:
         else:
             event = events.ResourceRecovered(at=at, pool=pool, resource_id=resource_id)
         events.HEALTH.emit(event)
-        self._call_back(resource_id, old, new)
+        if not isinstance(effect, Cool) or effect.affinity is None:  # else its status is the same
+            self._call_back(resource_id, old, new)
 
     def _call_back(self, resource_id: str, old: ResourceStatus, new: ResourceStatus) -> None:
         seq = next(self._changes)
@@ -149,3 +152,7 @@ class Reporter:
         """Emit that a resource was added or removed."""
         if events.MEMBERS.listeners:
             events.MEMBERS.emit(kind(at=clock.wall(), pool=self.name, resource_id=resource_id))
+
+
+def _text(affinity: Affinity) -> str:
+    return affinity if isinstance(affinity, str) else repr(affinity)

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, cast
 from headgate.core.checks import Affinity
 from headgate.core.wait_queue import WaitQueue, serve
 from headgate.errors import InvalidArgument, UnknownResource
+from headgate.resources import affinity_cooldowns
 from headgate.resources.accounts import Account
 from headgate.resources.cooldowns import SAME_UNTIL, Cooldown, cooldown_after, take_rest
 from headgate.resources.effects import Cool, Disable, Effects, Enable, Recover, Serve, Starve, Tell, Watch
@@ -35,6 +36,7 @@ from headgate.resources.holding import ask_others, hold, let_go, opened, overtak
 from headgate.resources.members import (
     ANY,
     Adopted,
+    FurtherTicket,
     Member,
     Requirement,
     Totals,
@@ -94,6 +96,8 @@ class Rotation:
         """Whether other processes are told what its calls learn."""
         self.shares_quotas: bool = False
         """Whether it has resources whose quota processes share."""
+        self.cooling_for: dict[Affinity, set[str]] = {}
+        """The ids of members that cool down for one affinity alone, by affinity."""
         self.totals: Totals = Totals()
         self.pickers: PickersByTags = PickersByTags(strategy)
         self._table = tuple(cooldown_table)
@@ -132,11 +136,15 @@ class Rotation:
     ) -> Use | None:
         """Choose the best resource for `requirement`, not one of `avoid`, and take it; None when none is eligible.
 
-        `affinity` never decides whether there is one, only which; most strategies do not look at it. `cost` is what
-        the use takes of a quota, and `ticket` the place of a waiter.
+        Resources that cool down for the `affinity` are not eligible. Otherwise it decides only which one is chosen, and
+        most strategies do not look at it. `cost` is what the use takes of a quota, and `ticket` the place of a waiter.
         """
-        picker = self._main if not requirement.tags else self._picker(requirement.tags)
-        skip: Collection[str] = requirement.skip.union(avoid) if requirement.skip or avoid else ()
+        picker, skip = self._main, avoid
+        if requirement is not ANY or affinity is not None:
+            picker = self._picker(requirement.tags) if requirement.tags else self._main
+            skip = requirement.skip.union(avoid) if requirement.skip or avoid else ()
+            if self.cooling_for:
+                skip = self.avoided(skip, affinity)
         while True:
             if self._guided:
                 member = cast(GuidedPicker, picker).pick_for(skip, Occasion(now, self._chance, affinity))
@@ -145,21 +153,35 @@ class Rotation:
             if member is None:
                 return None
             if member.plain or (account := member.sharing.account) is None or account.admits(cost, now, ticket):
-                return self.take(member, now, cost)
+                if affinity is None:
+                    return self.take(member, now, cost)
+                use = self.take(member, now, cost)
+                use.affinity = affinity
+                return use
             skip = {*skip, member.resource.resource_id}
 
-    def acquire_unpaced(self, now: float, requirement: Requirement, avoid: Collection[str], cost: float) -> Use | None:
+    def avoided(self, ids: Collection[str], affinity: Affinity | None) -> Collection[str]:
+        """Add those that cool down for an affinity to the ids of resources that a call does not use."""
+        cooling = None if affinity is None else self.cooling_for.get(affinity)
+        return ids if cooling is None else cooling.union(ids)
+
+    def acquire_unpaced(
+        self, now: float, requirement: Requirement, avoid: Collection[str], affinity: Affinity | None, cost: float
+    ) -> Use | None:
         """Take a resource for a call that cannot wait: its quota has enough left, and only the pace says to wait.
 
         Not while other calls wait: the pace is theirs.
         """
         if self.wait_queue:
             return None
+        avoid = self.avoided(avoid, affinity)
         for member in self.matching_members(requirement):
             account = member.sharing.account
             usable = account is not None and member.lacks_only_quota and member.resource.resource_id not in avoid
             if usable and account is not None and account.spares(cost, now):
-                return self.take(member, now, cost)
+                use = self.take(member, now, cost)
+                use.affinity = affinity
+                return use
         return None
 
     def take(self, member: Member, now: float, cost: float = 0.0) -> Use:
@@ -177,6 +199,20 @@ class Rotation:
             use.reservation = account.reserve(cost, now)
             account.refresh(now)
         return use
+
+    def take_further(self, use: Use, now: float, ticket: FurtherTicket | None = None) -> Use | None:
+        """Take another request of the quota of a running use; None: it must wait for that.
+
+        What is returned is not a use of the resource: it ends here, and only counts.
+        """
+        further, account = Use(next(_orders), use.member, now), use.member.sharing.account
+        if account is None:
+            return further
+        if not account.admits(0.0, now, ticket):
+            return None
+        account.reserve(0.0, now)  # it is never settled: nobody says how many tokens it used
+        account.refresh(now)
+        return further
 
     def matching(self, requirement: Requirement) -> int:
         """Count the members that fit `requirement`, whatever their status."""
@@ -207,16 +243,20 @@ class Rotation:
         del use.member.uses[use.order]
         return self._after_use(use, now)
 
-    def cooled(self, use: Use, seconds: float | None = None, *, now: float) -> Effects:
-        """End a use that asks for a cooldown of `seconds`, or of what the table says."""
+    def cooled(
+        self, use: Use, seconds: float | None = None, *, now: float, affinity: Affinity | None = None
+    ) -> Effects:
+        """End a use that asks for a cooldown of `seconds`, or of what the table says; for one affinity, or all."""
         member = use.member
         resource = member.resource
         del member.uses[use.order]
         effects: Effects = []
         if resource.status != "disabled":
             member.cooldowns += 1
-            effects += self._cool(use, seconds, now)
-            effects += younger_siblings(use)
+            effects += (
+                self._cool(use, seconds, now) if affinity is None else self._cool_for(use, affinity, seconds, now)
+            )
+            effects += younger_siblings(use, affinity)
         effects += self._after_use(use, now) or ()
         effects += self._tell_hopeless(holders(resource), now)
         return effects
@@ -247,21 +287,25 @@ class Rotation:
             if resource.status == "cooling_down" and resource.cooldown_until <= now:
                 rested.append(resource)
                 effects += self._reopen(resource, on_trial=True)
+            if affinity_cooldowns.end_due(resource, now):
+                rested.append(resource)
             accounts.add(member.sharing.account)
         effects += self._serve(rested, now, accounts) or ()
         return effects
 
     def next_expiry(self, requirement: Requirement = ANY, cost: float = 0.0, now: float = 0.0) -> float | None:
         """The time at which the first resource opens that fits `requirement`: its cooldown ends, or it has quota."""
-        if requirement is ANY and not cost:
+        if requirement is ANY and not cost and not self.cooling_for:
             return self.openings.first()
-        times = (opens_at(member, cost, now) for member in self.matching_members(requirement))
+        members = self.matching_members(requirement)
+        times = (opens_at(member, cost, now, requirement.affinity) for member in members)
         return min((time for time in times if time is not None), default=None)
 
     # -- waiting ------------------------------------------------------------------------------------------------------
 
     def join(self, ticket: WaitTicket, now: float) -> Effects | None:
         """Add a waiter to the queue, for whom nothing was found."""
+        affinity_cooldowns.set_apart(ticket)
         self.wait_queue.join(ticket)
         taken_back = overtake(ticket) if ticket.priority else set()
         if ticket.cost:
@@ -274,6 +318,8 @@ class Rotation:
         """Remove a waiter from the queue; what it was granted meanwhile goes to the next."""
         self.wait_queue.leave(ticket)
         grant, ticket.grant = ticket.grant, None
+        if isinstance(ticket, FurtherTicket):
+            return None  # what was granted counts: the price of an attempt that was cancelled at this moment
         if grant is not None:
             unspent(grant, now)
             return self.ended(grant, now)
@@ -319,6 +365,7 @@ class Rotation:
             member.uses.update(uses)
         member.sharing.members.append(member)
         self.openings.note_closed(member)
+        affinity_cooldowns.admitted(self, resource)
         self.shares_quotas = self.shares_quotas or member.shares_quota
         self.pickers.enter(member)
         refresh(resource)
@@ -328,6 +375,7 @@ class Rotation:
         member = self._find(resource_id)
         resource = member.resource
         del self.members[resource_id]
+        affinity_cooldowns.dropped(self, resource)
         member.sharing.members.remove(member)
         inherited = self._draining.get(resource_id, {})
         for order, use in inherited.items():
@@ -339,7 +387,8 @@ class Rotation:
         self.pickers.withdraw(member)
         member.gone, member.plain = True, False
         update_limit(resource)
-        if resource.status == "cooling_down" or member.sharing.account is not None:
+        kept = (member.sharing.account, member.sharing.affinity_cooldowns)
+        if resource.status == "cooling_down" or kept != (None, None):
             self.openings.tidy()  # lest its value stays in memory until then
         self.totals.absorb(member)
         refresh(resource)
@@ -357,6 +406,7 @@ class Rotation:
         """Declare a resource usable: no cooldown, no counter, no trial."""
         member = self._find(resource_id)
         resource = member.resource
+        affinity_cooldowns.clear(resource)
         old = resource.status
         effects: Effects = []
         if old != "healthy":
@@ -506,6 +556,7 @@ class Rotation:
             and member.resource.resource_id not in self._draining
             and member.sharing.rest is None
             and member.sharing.account is None
+            and member.sharing.affinity_cooldowns is None
         )
 
     def in_flight(self, resource_id: str) -> list[Use]:
@@ -553,6 +604,18 @@ class Rotation:
         resource = use.member.resource
         cooldown = cooldown_after(resource, self._table, seconds, is_late=use.is_late, now=now)
         return self._rest(resource, cooldown, use, now)
+
+    def _cool_for(self, use: Use, affinity: Affinity, seconds: float | None, now: float) -> Effects:
+        """Begin or extend a cooldown for calls with one affinity. The health of the resource stays as it is."""
+        resource = use.member.resource
+        newest = next(_orders)
+        cooldown = affinity_cooldowns.cool_for(use, affinity, self._table, seconds, newest=newest, now=now)
+        self._revoke(resource, now, affinity)
+        consecutive, until, lasts, _ = cooldown
+        return [
+            Cool(resource.resource_id, until, lasts, consecutive, resource.status, member, use, affinity=affinity)
+            for member in resource.sharing.members
+        ]
 
     def _rest(
         self, resource: Resource[Any], cooldown: Cooldown, use: Use | None, now: float, *, is_new: bool = False
@@ -618,6 +681,8 @@ class Rotation:
             self.drained(use)
         elif self._learn is not None:
             self._learn(member, max(0.0, now - use.acquired_at), now, well)
+        if well and member.sharing.affinity_cooldowns is not None:
+            affinity_cooldowns.proved_for(use)
         if member.sharing.members.prune():
             refresh(member.resource)  # another pool that held it was dropped
         rested = [] if member.sharing.rest is None else self._begin_rest(member, use, now)
@@ -689,15 +754,22 @@ class Rotation:
         requirement = ticket.requirement
         if freed and requirement is not ANY and not any(map(requirement.fits, freed)):
             return None
+        if isinstance(ticket, FurtherTicket):
+            return self.take_further(ticket.within, now, ticket)
         use = self.acquire(now, requirement, (), ticket.affinity, ticket.cost, ticket)
         if use is None and ticket.cost:
             accounts |= hold(ticket, freed, now)
         return use
 
-    def _revoke(self, resource: Resource[Any], now: float) -> None:
-        """Take back what waiters were granted and have not begun to use; they get their old places in the queue."""
+    def _revoke(self, resource: Resource[Any], now: float, affinity: Affinity | None = None) -> None:
+        """Take back what waiters (all, or those of one affinity) were granted and have not begun to use.
+
+        They get their old places in the queue.
+        """
         for use in list(reversed(resource.sharing.uses.values())):
             ticket = use.ticket
+            if ticket is not None and affinity is not None and ticket.affinity != affinity:
+                continue
             if ticket is not None and use.member.resource is resource:
                 use.ticket = None
                 unspent(use, now)
@@ -705,6 +777,7 @@ class Rotation:
                 del resource.sharing.uses[use.order]
                 if use.member.gone:
                     use.member.rotation.drained(use)
+                affinity_cooldowns.set_apart(ticket)
                 ticket.rotation.wait_queue.rejoin(ticket)
                 self._requeued.append(ticket.rotation)
 

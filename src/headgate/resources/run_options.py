@@ -42,7 +42,8 @@ class LeaseOptions(TypedDict, total=False):
     exclude: Iterable[str]
     """None of these resource ids."""
     affinity: Affinity | None
-    """Calls with the same one are given the same resource where possible, if the strategy is `sticky`."""
+    """What the call belongs to, such as a user or a site. A resource may cool down for one affinity alone. With the
+    strategy `sticky`, calls with the same affinity are given the same resource where possible."""
     request_id: str | None
     """Attached to every event of the call; made when first needed."""
     cost: float
@@ -115,6 +116,11 @@ class Plan:
     cost: float = 0.0
     max_errors: int | None = None
     """Attempts that may end in RetryOperation, which says nothing against a resource; None: `max_attempts` counts."""
+
+    @property
+    def need(self) -> Requirement:
+        """The requirement of a call that has this affinity."""
+        return self.requirement if self.affinity is None else self.requirement._replace(affinity=self.affinity)
 
     def deadline_at(self, now: float) -> float | None:
         """The deadline of a call that starts now."""

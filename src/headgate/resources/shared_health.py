@@ -163,7 +163,8 @@ class SharedHealth:
     def _ask(self, call: Call, waiter: Waiter) -> _Asker | None:
         requirement = call.plan.requirement
         with lock:
-            limit = self._replica.lacks(requirement, call.choices()[-1], clock.now(), call.plan.cost)
+            avoid = self._engine.rotation.avoided(call.choices()[-1], call.plan.affinity)
+            limit = self._replica.lacks(requirement, avoid, clock.now(), call.plan.cost)
             if limit is None or self._unreachable or self._stopped:
                 return None
             if call.deadline is not None:

@@ -105,12 +105,13 @@ def _ask(rotation: Rotation, call: Call, waiter: Waiter) -> list[SharedQuota]:
     asked = []
     with lock:
         now = clock.now()
+        avoid = rotation.avoided(call.choices()[-1], call.plan.affinity)
         for member in rotation.matching_members(call.plan.requirement):
             account = member.sharing.account
             quota = None if account is None else account.shared
             if account is None or quota is None or member.resource.status != "healthy" or not quota.is_reachable:
                 continue
-            if member.resource.resource_id in call.choices()[-1] or not member.can_ever_serve(call.plan.cost):
+            if member.resource.resource_id in avoid or not member.can_ever_serve(call.plan.cost):
                 continue
             account.budget.lack(account.budget.need(call.plan.cost), now, waits=True)
             quota.askers[waiter] = call.plan.cost

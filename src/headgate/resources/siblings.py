@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from headgate.core.checks import Affinity
 from headgate.resources.effects import Cancel, Effects
 from headgate.resources.members import CANCEL_REQUESTED, Use
 
 
-def younger_siblings(use: Use) -> Effects:
-    """Cancel uses acquired after this one. The older may already have had their effect upstream and are left alone."""
+def younger_siblings(use: Use, affinity: Affinity | None = None) -> Effects:
+    """Cancel uses acquired after this one: all, or those of one affinity.
+
+    The older may already have had their effect upstream and are left alone.
+    """
     effects: Effects = []
     if not use.member.rotation.cancel_siblings:
         return effects
@@ -17,7 +21,8 @@ def younger_siblings(use: Use) -> Effects:
             break
         member = other.member
         inherited = member.resource is not resource  # a use of its predecessor, which only counts against the limit
-        if inherited or other.status != "in_flight" or not member.rotation.cancel_siblings:
+        unaffected = affinity is not None and other.affinity != affinity
+        if inherited or unaffected or other.status != "in_flight" or not member.rotation.cancel_siblings:
             continue
         if other.handle is None or other.handle is CANCEL_REQUESTED:
             other.handle = CANCEL_REQUESTED  # in its first step, on another thread: `set_handle` tells it

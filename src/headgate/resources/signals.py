@@ -12,7 +12,7 @@ one.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 from headgate.core.checks import is_finite
 from headgate.core.clock import clock
@@ -21,20 +21,38 @@ from headgate.resources.http_times import seconds_of
 
 
 class CooldownResource(Exception):
-    """The resource is overloaded: rest it for `cooldown_seconds`, or as long as the pool's table says."""
+    """The resource is overloaded: rest it for `cooldown_seconds`, or as long as the pool's table says.
+
+    With ``only_for="affinity"`` it rests for calls with the same `affinity=` as this one, and serves all others: a
+    proxy that one site has banned. For a call without an affinity that is a cooldown like any other.
+    """
 
     cooldown_seconds: float | None = None  # also for a subclass that does not call our constructor
     reason: str | None = None
+    only_for: Literal["affinity"] | None = None
 
-    def __init__(self, cooldown_seconds: float | None = None, reason: str | None = None) -> None:
+    def __init__(
+        self,
+        cooldown_seconds: float | None = None,
+        reason: str | None = None,
+        *,
+        only_for: Literal["affinity"] | None = None,
+    ) -> None:
         if cooldown_seconds is not None and not _is_duration(cooldown_seconds):
             raise InvalidArgument(
                 f"cooldown_seconds must be >= 0 or None, got {cooldown_seconds!r}",
                 remedy="Pass finite seconds, or None for the pool's cooldown_table; text goes into reason=.",
             )
+        if only_for not in (None, "affinity"):
+            raise InvalidArgument(
+                f'only_for must be "affinity" or None, got {only_for!r}',
+                remedy="It names no site or user: the cooldown is for the affinity= that the call was made with.",
+            )
         super().__init__(reason or "resource cooldown")
         self.cooldown_seconds = cooldown_seconds
         self.reason = reason
+        if only_for is not None:
+            self.only_for = only_for
 
     def __reduce__(self) -> tuple[Any, ...]:
         return travel(self)
@@ -106,7 +124,8 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]
 
 def _gravity(signal: Signal) -> tuple[int, float]:
     if isinstance(signal, DisableResource):
-        return 2, 0.0
+        return 3, 0.0
     if isinstance(signal, CooldownResource):
-        return 1, -1.0 if signal.cooldown_seconds is None else signal.cooldown_seconds
+        seconds = -1.0 if signal.cooldown_seconds is None else signal.cooldown_seconds
+        return 2 if signal.only_for is None else 1, seconds
     return 0, 0.0

@@ -40,14 +40,17 @@ def describe(rotation: Rotation, requirement: Requirement, now: float) -> str:
         tags, skip = sorted(requirement.tags), sorted(requirement.skip)
         return f"none of its {len(rotation.members)} matches tags {tags} and exclude {skip}"
     cooling, disabled = seen.count("cooling_down"), seen.count("disabled")
-    spent = sum(
-        status == "healthy" and has_spent_quota(member) and requirement.fits(member.resource)
+    healthy = [
+        member
         for member, status, _ in statuses(rotation, now)
-    )
+        if status == "healthy" and requirement.fits(member.resource)
+    ]
+    apart = [member for member in healthy if (member.cooling_until(requirement.affinity) or 0.0) > now]
+    spent = sum(has_spent_quota(member) for member in healthy if member not in apart)
+    for_affinity = f"{len(apart)} cooling down for this affinity, " if apart else ""
     no_quota = f"{spent} with a spent quota, " if spent else ""
-    return (
-        f"{cooling} cooling down, {disabled} disabled, {no_quota}{len(seen) - cooling - disabled - spent} in full use"
-    )
+    in_use = len(healthy) - len(apart) - spent
+    return f"{cooling} cooling down, {for_affinity}{disabled} disabled, {no_quota}{in_use} in full use"
 
 
 def has_spent_quota(member: Member) -> bool:
@@ -89,7 +92,7 @@ def pool_stats(rotation: Rotation, now: float, runs: Mapping[str, int]) -> PoolS
     by_status: dict[ResourceStatus, int] = dict.fromkeys(RESOURCE_STATUSES, 0)
     eligible = saturated = 0
     for member, status, left in statuses(rotation, now):
-        one = member.stats(status, left)
+        one = member.stats(status, left, now)
         resources[one.resource_id] = one
         by_status[status] += 1
         on_trial = member.trial is not None and member.trial.is_full
@@ -194,14 +197,24 @@ def check(rotation: Rotation, now: float) -> None:
             assert all(uses[order].member is member and not uses[order].is_late for order in trial.running)
         if resource.status == "cooling_down":
             assert any(until == resource.cooldown_until and one is member for until, _, one in rotation.cooling)
+        kept = resource.sharing.affinity_cooldowns
+        running = {} if kept is None else kept.active()
+        assert kept is None or not member.plain
+        assert {one for one, ids in rotation.cooling_for.items() if resource_id in ids} == set(running)
+        if running:
+            assert any(at == min(running.values()) and one is member for at, _, one in rotation.cooling)
         assert list(uses) == sorted(uses)
     open_members = [member for member in rotation.members.values() if member.is_open]
+    assert all(ids <= rotation.members.keys() and ids for ids in rotation.cooling_for.values())
     for ticket in rotation.wait_queue:
         assert ticket.grant is None
+        assert ticket.requirement.affinity is not None or ticket.affinity not in rotation.cooling_for
         fitting = [one for one in open_members if ticket.requirement.fits(one.resource) and not rotation.due(now)]
         assert not any(_affords(one, ticket, now) for one in fitting)
 
 
 def _affords(member: Member, ticket: WaitTicket, now: float) -> bool:
     account = member.sharing.account
+    if member.cooling_until(ticket.affinity) is not None:
+        return False
     return account is None or account.admits(ticket.cost, now, ticket)

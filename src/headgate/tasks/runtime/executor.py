@@ -217,6 +217,10 @@ class Executor:
         """Could a task start if it got what it needs?"""
         return not self.scheduler.slots.exhausted
 
+    def keeps_apart(self, requirement: Hashable) -> bool:
+        """Whether tasks may be given this requirement that had another: not many are kept apart."""
+        return self.scheduler.keeps_apart(requirement)
+
     def fail_impossible(self) -> None:
         """Fail the queued tasks that nothing can serve any more, and those that would wait for ever because they are
         waited for by those who have what they need."""

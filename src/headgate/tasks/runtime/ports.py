@@ -85,6 +85,10 @@ class Changes(Protocol):
         """Could a task start if it got what it needs?"""
         ...
 
+    def keeps_apart(self, requirement: Hashable) -> bool:
+        """Whether tasks may be given this requirement that had another: not many are kept apart."""
+        ...
+
     def offer(self, requirements: Collection[Hashable]) -> None:
         """Start one task, the next of all that have one of these requirements."""
 

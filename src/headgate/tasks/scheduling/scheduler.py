@@ -301,6 +301,11 @@ class Scheduler:
                     remedy="Use fewer combinations, wait until some have run, or make another pool.",
                 )
 
+    def keeps_apart(self, need: Hashable) -> bool:
+        """Whether queued tasks may be given this requirement: at most half of the classes are made in this way."""
+        known = self.queue.classes if isinstance(self.queue, ClassedQueue) else self.unserved
+        return need in known or len(known) < MAX_CLASSES // 2
+
     def _servable(self) -> bool:
         """May anything in the queue start, as far as requirements go? (A queue by requirement knows by itself.)"""
         return self._classed or self._need not in self.unserved

@@ -118,23 +118,29 @@ class ClassedQueue:
         """It is its turn still."""
         (popped, tag, rank, virtual), self._undo = self._undo, _NOTHING
         same = popped == task.number
-        holder = self._join(task, rank[1] if same else -next(self._turns), front=True)
+        if same:  # it may be of another class than before, and not the first of that
+            holder = self._join(task, rank[1], front=None)
+        else:
+            holder = self._join(task, -next(self._turns), front=True)
         if same and self.rounds is not None:
             holder.tag, self._virtual = tag, virtual
             self._list_all(holder)
 
-    def _join(self, task: TaskRecord, turn: int, *, front: bool) -> Holder:
+    def _join(self, task: TaskRecord, turn: int, *, front: bool | None) -> Holder:
+        """Queue a task with this turn: at the front, at the end, or (None) where its turn is."""
         holder, need = self._holder(task), task.terms.need
         queue = holder.queues.get(need)
         if queue is None:
             queue = holder.queues[need] = _INNER.get(self._kind, FifoQueue)()
             self._heaps.setdefault(need, [])
         self._counts[need] = self._counts.get(need, 0) + 1
-        if front:
+        self._ranks[task] = (-task.priority if self._kind == "priority" else 0, turn)
+        if front is None:
+            queue.insert(task, self._ranks.__getitem__)
+        elif front:
             queue.push_front(task)
         else:
             queue.push(task)
-        self._ranks[task] = (-task.priority if self._kind == "priority" else 0, turn)
         if queue.peek() is task and not holder.parked:
             self._list(holder, need)
         return holder

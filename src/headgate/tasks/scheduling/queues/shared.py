@@ -82,6 +82,7 @@ class SharedQueue:
         self._bound = 64
         self._heap: list[tuple[float, int, Tenant]] = []
         self._entries = count(1)
+        self._last_out: tuple[int, Hashable] = (0, None)  # the number and the need of the task that left last
         self._size = 0
 
     @property
@@ -130,7 +131,11 @@ class SharedQueue:
 
     def put_back(self, task: TaskRecord) -> None:
         """Put a task back that was handed out and could not start."""
-        self.push_front(task)
+        if self._last_out == (task.number, task.terms.need):
+            self.push_front(task)
+        else:  # it is of another class than before, and may not be the first of that
+            self._inner(task).insert(task, self._rank)
+            self._joined(task)
 
     def take(self, task: TaskRecord) -> None:
         """Take out this task, to run it with a slot that somebody lends."""
@@ -141,6 +146,7 @@ class SharedQueue:
         tenant = self._tenants[self.token(task)]
         queue = tenant.queues[task.terms.need]
         queue.remove(task)
+        self._last_out = task.number, task.terms.need
         tenant.size -= 1
         self._size -= 1
         if not len(queue):

@@ -10,9 +10,9 @@ Every operation is O(1), or O(log n) in the number of *different* priorities.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from itertools import islice
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from headgate.tasks.model import TaskRecord
 from headgate.tasks.scheduling.queues.places import MANY, Place
@@ -95,6 +95,22 @@ class Chain:
         self.head = task
         self.size += 1
 
+    def insert(self, task: TaskRecord, rank: Callable[[TaskRecord], Any]) -> None:
+        """Link it in behind the last one that does not rank after it."""
+        mine, before = rank(task), self.tail
+        while before is not None and rank(before) > mine:
+            before = before.before
+        if before is None:
+            self.prepend(task)
+        elif before is self.tail:
+            self.append(task)
+        else:
+            after = before.after
+            assert after is not None, "it is not the last"
+            before.after = after.before = task
+            task.before, task.after = before, after
+            self.size += 1
+
     def unlink(self, task: TaskRecord) -> None:
         """Take it out, wherever it stands."""
         before, after = task.before, task.after
@@ -153,6 +169,17 @@ class PlainQueue:
         """It was first, and is again."""
         self.push_front(task)
 
+    def insert(self, task: TaskRecord, rank: Callable[[TaskRecord], Any]) -> None:
+        """Put a task in its place by rank: it comes from another queue, where it was first."""
+        first = self.peek()
+        if first is None or rank(task) < rank(first):
+            self.push_front(task)
+        else:
+            self._insert(task, rank)
+
+    def _insert(self, task: TaskRecord, rank: Callable[[TaskRecord], Any]) -> None:
+        raise NotImplementedError
+
     def pop(self) -> TaskRecord | None:
         """Take out whose turn it is."""
         task = self.peek()
@@ -199,6 +226,10 @@ class FifoQueue(PlainQueue):
     def push_front(self, task: TaskRecord) -> None:
         """Put a task before all others."""
         self._chain.prepend(task)
+        self._size += 1
+
+    def _insert(self, task: TaskRecord, rank: Callable[[TaskRecord], Any]) -> None:
+        self._chain.insert(task, rank)
         self._size += 1
 
     def peek(self) -> TaskRecord | None:
@@ -252,6 +283,10 @@ class PriorityQueue(PlainQueue):
     def push_front(self, task: TaskRecord) -> None:
         """Put a task before the others of its priority."""
         self._chain(task.priority).prepend(task)
+        self._size += 1
+
+    def _insert(self, task: TaskRecord, rank: Callable[[TaskRecord], Any]) -> None:
+        self._chain(task.priority).insert(task, rank)
         self._size += 1
 
     def peek(self) -> TaskRecord | None:
