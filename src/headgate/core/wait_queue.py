@@ -27,20 +27,17 @@ _numbers = count(1)  # one series for all queues: waiters of queues that share s
 class Ticket(Generic[RequirementT, Grant]):
     """A waiter's place in a queue."""
 
-    __slots__ = ("grant", "number", "priority", "requirement", "tenant")
+    __slots__ = ("grant", "number", "priority", "rank", "requirement", "tenant")
 
     def __init__(self, requirement: RequirementT, priority: float = 0, tenant: Hashable = None) -> None:
         self.number: int = next(_numbers)
         self.requirement: RequirementT = requirement
         self.priority: float = priority
         self.tenant: Hashable = tenant
+        self.rank: tuple[float, int] = (-priority, self.number)
+        """Its place among the first of all lines: the lowest is served first."""
         self.grant: Grant | None = None
         """What the waiter was given; None while it waits."""
-
-    @property
-    def rank(self) -> tuple[float, int]:
-        """Its place among the heads of all lines: the lowest is first."""
-        return -self.priority, self.number
 
     def passes(self) -> bool:
         """Whether the waiter could use nothing at all now; then it leaves the queue when its turn comes."""
@@ -56,29 +53,38 @@ _Ring = OrderedDict[Hashable, OrderedDict[int, TicketT]]
 class _Line(Generic[TicketT]):
     """The waiters with one requirement."""
 
-    __slots__ = ("_rings", "size")
+    __slots__ = ("_rings", "head", "size")
 
-    def __init__(self) -> None:
+    def __init__(self, ticket: TicketT) -> None:
         self.size: int = 0
+        self.head: TicketT = ticket
+        """The first, kept because it is asked for far more often than it changes."""
         self._rings: dict[float, _Ring[TicketT]] = {}
 
     def join(self, ticket: TicketT) -> None:
+        self._add(ticket)
+        if self.size == 1 or ticket.priority > self.head.priority:
+            self.head = ticket
+
+    def _add(self, ticket: TicketT) -> None:
         ring = self._rings.setdefault(ticket.priority, OrderedDict())
         ring.setdefault(ticket.tenant, OrderedDict())[ticket.number] = ticket
         self.size += 1
 
     def rejoin(self, ticket: TicketT) -> None:
-        self.join(ticket)
+        self._add(ticket)
         ring = self._rings[ticket.priority]
         own = ring[ticket.tenant]
         older = list(takewhile(lambda number: number < ticket.number, own))
         for number in (ticket.number, *reversed(older)):
             own.move_to_end(number, last=False)
         ring.move_to_end(ticket.tenant, last=False)
+        self._find_head()
 
-    def head(self) -> TicketT:
-        ring = self._rings[max(self._rings)]
-        return next(iter(next(iter(ring.values())).values()))
+    def _find_head(self) -> None:
+        if self.size:
+            ring = self._rings[max(self._rings)]
+            self.head = next(iter(next(iter(ring.values())).values()))
 
     def remove(self, ticket: TicketT, *, served: bool) -> bool:
         ring = self._rings.get(ticket.priority)
@@ -92,6 +98,8 @@ class _Line(Generic[TicketT]):
                 del self._rings[ticket.priority]
         elif served:
             ring.move_to_end(ticket.tenant)
+        if ticket is self.head:
+            self._find_head()
         return True
 
     def __contains__(self, ticket: TicketT) -> bool:
@@ -122,7 +130,7 @@ class WaitQueue(Generic[TicketT]):
     def _line(self, ticket: TicketT) -> _Line[TicketT]:
         line = self._lines.get(ticket.requirement)
         if line is None:
-            line = self._lines[ticket.requirement] = _Line()
+            line = self._lines[ticket.requirement] = _Line(ticket)
         return line
 
     def __contains__(self, ticket: TicketT) -> bool:
@@ -147,12 +155,12 @@ class WaitQueue(Generic[TicketT]):
 
     def heads(self) -> Iterator[TicketT]:
         """The first ticket of each requirement."""
-        return (line.head() for line in self._lines.values())
+        return iter([line.head for line in self._lines.values()])
 
     def head(self, requirement: Hashable) -> TicketT | None:
         """The first ticket with this requirement, or None if there is none."""
         line = self._lines.get(requirement)
-        return None if line is None else line.head()
+        return None if line is None else line.head
 
     def first(self) -> TicketT | None:
         """The first ticket of all, or None if nobody waits."""
