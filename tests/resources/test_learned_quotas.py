@@ -43,7 +43,9 @@ class Service:
         cost = {"requests": 1, "tokens": tokens}
         if any(left < cost[name] for name, left in self._left.items()):
             self.refused += 1
-            return Response(429, {**self._headers(), "retry-after": str(max(1, round(self._reset("requests"))))})
+            missing = max(cost[name] - left for name, left in self._left.items())
+            after = missing * self.per / self.limits["requests"] if self.fills else self._reset("requests")
+            return Response(429, {**self._headers(), "retry-after": str(max(1, round(after)))})
         for name in self._left:
             self._left[name] -= cost[name]
         self.served += 1

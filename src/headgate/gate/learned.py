@@ -30,6 +30,8 @@ _SAME_END: Final = 1.0
 """Seconds: ends of windows that are closer than this are the same."""
 _UNTOLD: Final = 1.0
 """Seconds after which one call asks again, when answers do not say when an amount comes back."""
+_RAMP: Final = 4
+"""Calls that may be in flight for each answer, until the kind of the limit is known."""
 _MOST_VOTES: Final = 3
 _MOST_ROWS: Final = 1024
 _ROUNDED_TO: Final = 1000.0
@@ -79,6 +81,7 @@ class LearnedLimit:
         "_overstated",
         "_pace",
         "_rate_range",
+        "_rated",
         "_refused_at",
         "_rows",
         "_span",
@@ -109,6 +112,7 @@ class LearnedLimit:
         self._votes = 0  # > 0: a bucket; < 0: a window
         self._anchor: _Answer | None = None
         self._rate_range = (0.0, math.inf)
+        self._rated = (0.0, 0.0, 0.0)  # what was used, and the rate that followed, in an answer to compare others with
         self._caution = 1.0
         self._refused_at = -math.inf  # when it last grew
         self._accepted = 0.0  # what calls took since then and were not refused
@@ -170,8 +174,8 @@ class LearnedLimit:
             return math.inf  # nobody said when there is more: one call asks
         if now >= self._asks_at:
             return max(1.0, left)
-        if paced and not self._counts_tokens and now < self._at + _UNTOLD:  # one more in flight with each answer
-            left = min(left, self._answers - self._since(self._newest) - self.held)
+        if paced and not self._counts_tokens and now < self._at + _UNTOLD:  # a few more in flight with each answer
+            left = min(left, _RAMP * self._answers - self._since(self._newest) - self.held)
         return left
 
     def opens_at(self, amount: float, now: float) -> float:
@@ -215,7 +219,12 @@ class LearnedLimit:
             self._merge()
 
     def amend(self, change: float, start: float, now: float) -> None:
-        """Correct what was counted for a call that started at `start`, unless an answer has told since."""
+        """Correct what was counted for a call that started at `start`, unless its answer or a later one has told since.
+
+        An answer says what the provider has taken for the call, which may be more than the call used.
+        """
+        if start <= self._newest:
+            return
         place = bisect_left(self._rows, [start])
         if place < len(self._rows) and self._rows[place][0] == start:
             self._rows[place][1] += change
@@ -247,7 +256,7 @@ class LearnedLimit:
             self._learn_rate(self.limit - remaining, reset, remaining)
             self._conclude()
         remaining = max(0.0, remaining - self._overstated)
-        if self._level is None or was != self.kind:
+        if self._level is None or (was != self.kind and start >= self._newest):
             self._begin(remaining, reset, start, now)
         elif self.kind == "bucket":
             self._bound(remaining + (self.rate or 0.0) * max(0.0, now - start), start)
@@ -302,7 +311,7 @@ class LearnedLimit:
             self._conclude()
 
     def _learn_limit(self, limit: float) -> None:
-        self._rate_range, self._anchor, self._span = (0.0, math.inf), None, 0.0
+        self._rate_range, self._rated, self._anchor, self._span = (0.0, math.inf), (0.0, 0.0, 0.0), None, 0.0
         self.limit = limit
         self._pace.burst = default_burst(limit)
         self._pace.level = min(self._pace.level, self._pace.burst)
@@ -360,6 +369,15 @@ class LearnedLimit:
             self._vote(1 if moved > max(expected, doubt) / 2 else -1)
             self._anchor = answer
 
+    def _compare_rates(self, used: float, low: float, high: float) -> None:
+        """Vote for a bucket if its reset has grown or fallen as much as what is used, whatever time has passed."""
+        known_used, known_low, known_high = self._rated
+        if abs(used - known_used) < max(2.0, 0.5 * known_used):
+            return
+        if max(low, known_low) <= min(high, known_high):
+            self._vote(1)
+        self._rated = (used, low, high)
+
     def _vote(self, vote: int) -> None:
         self._votes = max(-_MOST_VOTES, min(_MOST_VOTES, self._votes + vote)) or vote
         self._conclude()
@@ -372,6 +390,8 @@ class LearnedLimit:
         off = _rounding(reset)
         low = max(0.0, used - rounded) / (reset + off)
         high = (used + (rounded if rounded > 1 else 0.0)) / max(reset - off, off / 10)
+        if high <= 2.1 * low:
+            self._compare_rates(used, low, high)
         known_low, known_high = self._rate_range
         if max(low, known_low) <= min(high, known_high):
             low, high = max(low, known_low), min(high, known_high)
@@ -430,7 +450,7 @@ class LearnedLimit:
             "span": self._span,
             "votes": self._votes,
             "anchor": None if self._anchor is None else list(self._anchor),
-            "rates": [self._rate_range[0], _finite(self._rate_range[1])],
+            "rates": [self._rate_range[0], _finite(self._rate_range[1]), *self._rated],
             "caution": [self._caution, _finite(self._refused_at), self._accepted],
             "trust": self._trust,
             "overstated": self._overstated,
@@ -450,7 +470,9 @@ class LearnedLimit:
         self._votes = int(max(-_MOST_VOTES, min(_MOST_VOTES, number(body.get("votes")))))
         anchor = body.get("anchor")
         self._anchor = None if anchor is None else _Answer(*map(number, several(anchor, 4)))
-        low, high = several(body.get("rates"), 2)
+        low, high, *rated = several(body.get("rates"), 5)
+        used_then, low_then, high_then = map(number, rated)
+        self._rated = (used_then, low_then, high_then)
         self._rate_range = (number(low), math.inf if high is None else number(high))
         caution, refused_at, accepted = several(body.get("caution"), 3)
         self._caution = max(1.0, min(_MOST_CAUTION, number(caution)))
