@@ -323,3 +323,61 @@ def test_l09_whatever_headers_say_a_limit_opens_again(news: list[Any]) -> None:
         now = opens_at
     assert limit.room(now) >= min(1.0, limit.limit or 1.0) - 1e-6
     assert now <= 250 + 3 * max(resets, default=0.0) + 100
+
+
+# -- details -----------------------------------------------------------------------------------------------------------
+
+
+class DoubleLimit:
+    """A bucket whose headers name twice the limit it has, and are right about what remains."""
+
+    def __init__(self, provider: Provider) -> None:
+        self.provider = provider
+
+    def call(self, now: float, amount: float) -> Answer:
+        answer = self.provider.call(now, amount)
+        assert answer.limit is not None
+        return answer._replace(limit=2 * answer.limit)
+
+    def allowed(self, seconds: float) -> float:
+        return self.provider.allowed(seconds)
+
+
+def test_l09_a_bucket_that_refills_more_slowly_than_it_says_is_found_out_by_its_refusals() -> None:
+    seen = simulate(DoubleLimit(BucketProvider(600)))
+    assert seen.used >= 0.97
+    assert seen.refused <= 0.03  # one of two if headers were believed
+
+
+def test_l09_a_bucket_is_known_by_its_rate_although_answers_take_seconds() -> None:
+    """Four calls at once: each answer says more is used, and takes longer in proportion to be full."""
+    limit = LearnedLimit()
+    for number, start in enumerate((0.0, 0.001, 0.002, 0.003)):
+        limit.count(1.0, start, start)
+        limit.observe(60, 58 - number, (number + 2) / 10 + 0.003, start=start, now=start + 5.0)
+    assert limit.kind == "bucket"
+
+
+def test_l09_tokens_that_an_answer_has_told_of_are_not_settled_again() -> None:
+    """The provider took what the request might use; the call used less, and the provider does not give that back."""
+    limit = LearnedLimit(counts_tokens=True)
+    limit.count(800.0, 1.0, 1.0)
+    limit.observe(10_000, 9_200, 4.8, start=1.0, now=1.2)
+    limit.amend(-700.0, 1.0, 1.3)
+    assert limit.left(1.3) == 9_200
+    limit.count(500.0, 2.0, 2.0)
+    limit.amend(-400.0, 2.0, 2.1)  # nothing was told of this one
+    assert limit.left(2.1) == 9_100
+
+
+def test_l09_one_storm_of_refusals_is_one_lesson() -> None:
+    limit = LearnedLimit()
+    for number in range(30):
+        start = number / 1000
+        limit.count(1.0, start, start)
+        limit.observe(600, 599 - number, (number + 1) / 10, start=start, now=start + 0.01)
+    for number in range(20):
+        limit.count(1.0, 0.1 + number / 1000, 0.1 + number / 1000)
+    for number in range(20):
+        limit.refused(0.1, 0.0, start=0.1 + number / 1000, now=0.2)
+    assert limit.opens_at(1.0, 0.2) <= 0.5, "20 lessons would keep a hundred calls unused"

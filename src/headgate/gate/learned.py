@@ -51,8 +51,8 @@ class LearnedLimit:
     """The limit that answers describe: a bucket that refills all the time, or a window that ends and begins again.
 
     The same headers mean different things. A bucket's reset is the time until it is *full*: each call moves "full at"
-    by amount / rate. A window's reset is the time until it *ends*, which no call moves. So two answers, one after the
-    other, tell the kinds apart; `_votes` counts what answers agree on.
+    by amount / rate, so used / reset stays the same. A window's reset is the time until it *ends*, which no call moves.
+    So two answers tell the kinds apart; `_votes` counts what answers agree on.
 
     `_level` is our own estimate: it falls with each start and, in a bucket, rises with time. An answer says what was
     left when *its* call was counted: calls that started later are not in it, calls that started earlier are, and of
@@ -61,7 +61,8 @@ class LearnedLimit:
     with any number of calls in flight, and when others use the same key.
 
     What is not known is taken from the safe side, and a refusal makes us more careful (`_caution`): in a bucket the
-    price is a constant part that stays unused, never a lower rate.
+    price is a constant part that stays unused, never a lower rate. Headers that promise too much are corrected by
+    refusals: `_overstated` is how much less remains than they say, `_trust` how much more slowly a bucket refills.
     """
 
     __slots__ = (
