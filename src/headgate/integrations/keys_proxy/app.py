@@ -206,9 +206,10 @@ class KeysProxy:
         leave = self._wait(tenant)
         try:
             task = self._tasks.submit_nowait(self._exchange, request, answer, leave, key=tenant, ttl=self.limits.wait)
-        except QueueFull:
+        except QueueFull as full:
             leave()
-            await answer.refuse(Refusal(503, "proxy_busy", "too many requests wait for their turn", retry_after(1)))
+            later = retry_after(full.retry_after or 1)
+            await answer.refuse(Refusal(503, "proxy_busy", "too many requests wait for their turn", later))
             return
         except PoolClosed:
             leave()
