@@ -72,9 +72,10 @@ def test_t81_workers_of_a_wrong_type_are_named(wrong: Any) -> None:
 
 
 def test_t81_workers_and_a_runner_exclude_each_other() -> None:
+    before = headgate.pool_list()  # other tests may have left some to the garbage collector
     with pytest.raises(InvalidArgument, match="runner"):
         TaskPool(workers=WorkerPool(spawn=1), runner=object())  # type: ignore[arg-type]
-    assert headgate.pool_list() == []
+    assert not [pool for pool in headgate.pool_list() if pool not in before]
 
 
 def test_t81_pool_create_makes_the_same(shared: Apart) -> None:
