@@ -19,6 +19,7 @@ from headgate import (
     InvalidArgument,
     PoolBusy,
     PoolExhausted,
+    Quota,
     Resource,
     ResourcePool,
     RetryOperation,
@@ -1771,3 +1772,38 @@ async def test_line_a_key_is_healthy_again_when_all_of_this_is_over() -> None:
     await asyncio.sleep(1000)
     assert {status(keys, name) for name in "abc"} == {"healthy"}
     assert free(keys)
+
+
+# -- a quota is no deadlock --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("window", ["sliding", "bucket", "fixed"])
+@pytest.mark.parametrize("nested", ["in its own pool", "in another pool"])
+@pytest.mark.parametrize("way", ["await", "pool_wait", "run"])
+def test_t42_a_task_may_wait_for_a_task_that_waits_for_a_quota(window: Any, nested: str, way: str) -> None:
+    """Time brings a quota back, whoever waits: that is no cycle."""
+
+    @virtual
+    async def scenario() -> None:
+        keys = ResourcePool({"a": "a"}, quota=Quota(requests=5, per=10.0, window=window, burst=1))
+
+        async def child(key: Key) -> str:
+            return "done"
+
+        async def parent(*_: object) -> list[Any]:
+            if way == "run":
+                return [await calls.run(child) for _ in range(4)]
+            handles = [await calls.submit(child) for _ in range(4)]
+            if way == "pool_wait":
+                await pool_wait(handles)
+            return [await handle for handle in handles]
+
+        async with (
+            TaskPool("calls", max_concurrent=10, resources=keys) as calls,
+            TaskPool("agents", max_concurrent=10) as agents,
+        ):
+            outer = calls if nested == "in its own pool" else agents
+            assert await outer.run(parent) == ["done"] * 4
+        assert free(keys)
+
+    scenario()

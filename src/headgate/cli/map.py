@@ -18,8 +18,8 @@ _DESCRIPTION = """\
 Run a function over every record of a file, and write its results. The function is async or plain, and gets the record;
 with --keys it gets a key before it.
 
-After Ctrl-C, a crash or a reboot the same command goes on where it was: no result is written twice, none is missing.
-Records that fail stand in OUT.failed.jsonl with their errors.
+After Ctrl-C, a crash or a reboot the same command picks up where it left off: no result is written twice, and none is
+missing. Failed records are written to OUT.failed.jsonl with their errors.
 
 The first Ctrl-C or SIGTERM lets running calls finish, the second one ends at once; the exit code is 130 or 143. It is 1
 if a record has failed."""

@@ -231,11 +231,11 @@ def _in_one_line(reason: str | None) -> str:
 
 def _cooled(event: Any) -> tuple[object, ...]:
     return (
-        "%s: %s cools down%s for %.1f s (%d in a row): %s",
+        "%s: %s cools down%s for %s s (%d in a row): %s",
         event.pool,
         event.resource_id,
         "" if event.only_for is None else f" for {_in_one_line(event.only_for)}",
-        event.seconds,
+        f"{event.seconds:.1f}" if event.seconds >= 0.1 or not event.seconds else f"{event.seconds:.3f}",
         event.consecutive,
         _in_one_line(event.reason) or "no reason given",
     )

@@ -257,13 +257,16 @@ class Allocator:
     # -- explaining ---------------------------------------------------------------------------------------------------
 
     def matching(self, requirement: Requirement) -> list[tuple[str, int | None, bool, list[Use]]]:
-        """Describe the resources that fit and are not disabled: id, limit, whether healthy but full, and uses."""
+        """Describe the resources that fit and are not disabled: id, limit, whether uses of it must end first, and uses.
+
+        A resource that only lacks quota is not such a one: time brings that back.
+        """
         with lock:
             return [
                 (
                     member.resource.resource_id,
                     member.resource.max_in_flight,
-                    member.resource.status == "healthy" and not member.is_open,
+                    member.resource.status == "healthy" and not member.lacks_only_quota,
                     list(member.uses.values()),
                 )
                 for member in self.engine.rotation.matching_members(requirement)

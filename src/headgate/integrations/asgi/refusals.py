@@ -89,7 +89,7 @@ def _answer(error: HeadgateError, status: int, default: int) -> ErrorAnswer:
 
 
 def _refusal_in(error: Exception) -> HeadgateError | None:
-    """The refusal that this error is. Of a group, which a TaskGroup raises, the first, if all of it are refusals."""
+    """The refusal that this error is. Of a group, which a TaskGroup raises, the first, if all of them are refusals."""
     if not isinstance(error, ExceptionGroup):
         return error if isinstance(error, REFUSALS) else None
     refusals = [_refusal_in(one) for one in error.exceptions]
