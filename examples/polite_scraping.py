@@ -14,10 +14,8 @@ PACE = {"news.example.com": 20, "shop.example.com": 10, "maps.example.com": 20} 
 
 
 async def main(one, two, three):
-    sites = ResourcePool(
-        [Resource(site, f"http://{site}", tags=[site], quota=Quota(rate, per=1.0)) for site, rate in PACE.items()],
-        classify=None,  # a 403 is about a page, or a proxy, and not about the whole site
-    )
+    paced = [Resource(site, f"http://{site}", tags=[site], quota=Quota(rate, per=1.0)) for site, rate in PACE.items()]
+    sites = ResourcePool(paced, classify=None)  # a 403 is about a page, or a proxy, and not about the whole site
     proxies = ResourcePool({"one": one, "two": two, "three": three}, strategy="primary_backup")
     # A 403 rests the proxy for that site alone. What is sent again counts for the site's quota, as every request does.
     by_site = RotatingTransport(proxies, proxies=True, affinity=lambda request: request.url.host, retry_delay=0.01)
