@@ -232,12 +232,16 @@ class SlidingWindow:
         rate, until = self._rate, min(self._bottleneck, now + self.per)
         gained = rate * (until - now)
         if gained >= lacks:
-            return now + max(SOON, lacks / rate)
-        return until + (lacks - gained) / self._base_rate  # the pace rises when the bottleneck is past
+            at = now + max(SOON, lacks / rate)
+        else:
+            at = until + (lacks - gained) / self._base_rate  # the pace rises when the bottleneck is past
+        if rate < self._base_rate and self._rows:  # and a little with each row that leaves: look again then
+            at = min(at, max(now + SOON, self._rows[0][0]))
+        return at
 
     def _refill(self, now: float) -> None:
         self._pace.refill(self._rate, now)
-        if now >= self._paced_at + self._grain:
+        if self._paced_at == -math.inf:  # something has changed
             self._paced_at = now
             self._rate, self._bottleneck = self._even_rate(now)
 
@@ -290,14 +294,14 @@ class Bucket:
     def give_back(self, amount: float, now: float) -> None:
         """Put back an amount that was held and is not used."""
         self.held = max(0.0, self.held - amount)
-        self._level = min(self.burst, self.left(now) + amount)
+        self._level = min(self.burst - self.held, self.left(now) + amount)
 
     def count(self, amount: float, start: float, now: float) -> None:
         """Do nothing: `hold` has taken the amount out."""
 
     def amend(self, change: float, start: float, now: float) -> None:
         """Correct what was taken out for a call."""
-        self._level = min(self.burst, self.left(now) - change)
+        self._level = min(self.burst - self.held, self.left(now) - change)
 
     def load(self, level: float, at: float) -> None:
         """Continue from the level of another bucket of the same quota."""
