@@ -381,3 +381,35 @@ def test_l09_one_storm_of_refusals_is_one_lesson() -> None:
     for number in range(20):
         limit.refused(0.1, 0.0, start=0.1 + number / 1000, now=0.2)
     assert limit.opens_at(1.0, 0.2) <= 0.5, "20 lessons would keep a hundred calls unused"
+
+
+def test_l09_a_window_that_ends_earlier_than_was_known_is_believed_after_two_answers() -> None:
+    limit = LearnedLimit()
+    for number in range(5):
+        limit.observe(30, 29 - number, 10.0 - number, start=float(number), now=number + 0.05)
+    limit.observe(30, 24, 3600.0, start=5.0, now=5.05)  # one absurd answer
+    for number in range(3):
+        start = 6.5 + number
+        limit.observe(30, 20 - number, 10.0 - start, start=start, now=start + 0.05)
+    assert limit.opens_at(20.0, 9.0) <= 11.0
+
+
+def test_l09_another_limit_is_another_window() -> None:
+    limit = LearnedLimit()
+    for number in range(5):
+        limit.observe(50, 49 - number, 3600.0 - number, start=float(number), now=number + 0.05)
+    limit.observe(600, 599, 60.0, start=10.0, now=10.05)
+    limit.observe(600, 598, 58.0, start=12.0, now=12.05)
+    assert limit.opens_at(1.0, 12.1) <= 12.3
+
+
+def test_l09_a_bucket_is_full_after_its_period_whatever_was_refused() -> None:
+    """The limit is cut while many calls are in flight, and nobody says that they were refused."""
+    limit = LearnedLimit()
+    for number in range(20):
+        limit.count(1.0, number / 100, number / 100)
+        limit.observe(100, 99 - number, (number + 1) * 0.6, start=number / 100, now=number / 100 + 0.001)
+    for number in range(28):
+        limit.count(1.0, 1.0 + number / 1000, 1.0 + number / 1000)
+    limit.observe(1, 0, 60.0, start=1.02, now=1.5)
+    assert limit.opens_at(1.0, 2.0) <= 62.0

@@ -218,3 +218,21 @@ def test_l09_an_amount_may_be_taken_when_it_was_said_to_open(
 def test_l09_tokens_are_used_to_the_full_by_calls_of_up_to_five_percent(make: Callable[..., Window]) -> None:
     starts = saturate(make(30_000, 60.0), 12 * 60.0, (300.0, 1000.0, 1500.0))
     assert sum(amount for at, amount in starts if at >= 60.0) >= 0.97 * 30_000 * 11
+
+
+def test_l09_what_a_bucket_has_overflowed_does_not_come_back() -> None:
+    """A call that took much and used little ends after the bucket was full again."""
+    bucket = Bucket(1000, 60.0)
+    take(bucket, 1000, 0.0)
+    assert bucket.left(60.0) == pytest.approx(1000)
+    take(bucket, 1000, 60.0)
+    bucket.amend(-990, 0.0, 61.0)
+    assert bucket.left(61.0) <= 20
+
+
+def test_l09_what_a_call_has_overspent_leaves_with_its_window() -> None:
+    window = SlidingWindow(1000, 60.0)
+    take(window, 100, 0.0)
+    window.amend(49_900, 0.0, 0.0)
+    assert window.room(59.0) <= 0
+    assert window.opens_at(100, 70.0) == 70.0

@@ -114,7 +114,7 @@ def test_t15c_what_others_write_does_not_tear_a_bar(words: tuple[str, ...]) -> N
     assert len(cooled) == 2, lines  # one for each key: four cooldowns within a minute
     begin = "headgate.resources: keys: key-" if "configured" in words else "keys: key-"
     for line in cooled:
-        assert re.fullmatch(rf"{begin}\d cools down for 0\.\d s \(\d in a row\): limit at \d+", line), lines
+        assert re.fullmatch(rf"{begin}\d cools down for 0\.\d+ s \(\d in a row\): limit at \d+", line), lines
     assert {line for line in lines if line.startswith("own: ")} == {*(f"own: did {n}" for n in range(12)), "own: over"}
     assert {line for line in lines if line.startswith("printed")} == {f"printed {n}" for n in range(12)}
     assert lines[-2:] == ["own: over", "the end"]

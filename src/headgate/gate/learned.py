@@ -32,6 +32,8 @@ _UNTOLD: Final = 1.0
 """Seconds after which one call asks again, when answers do not say when an amount comes back."""
 _RAMP: Final = 4
 """Calls that may be in flight for each answer, until the kind of the limit is known."""
+_AGREE: Final = 2
+"""Answers in a row that must say that a window ends earlier than was known."""
 _MOST_VOTES: Final = 3
 _MOST_ROWS: Final = 1024
 _ROUNDED_TO: Final = 1000.0
@@ -75,6 +77,7 @@ class LearnedLimit:
         "_at",
         "_caution",
         "_counts_tokens",
+        "_earlier",
         "_end",
         "_latency",
         "_level",
@@ -109,6 +112,7 @@ class LearnedLimit:
         self._asks_at = math.inf  # when one call finds out whether a bucket or a window has nothing left
         self._asked = -math.inf  # the start of that call
         self._end = math.inf  # when the window ends, or all of it is there again
+        self._earlier = 0  # answers in a row that said it ends earlier
         self._span = 0.0  # the longest time until then that was told
         self._votes = 0  # > 0: a bucket; < 0: a window
         self._anchor: _Answer | None = None
@@ -187,7 +191,7 @@ class LearnedLimit:
         if self.kind == "bucket" and self.rate:
             enough = amount + self._slack()
             enough = enough if self.limit is None else min(enough, self.limit)
-            return now + max(SOON, (enough - left) / self.rate)
+            return max(now + SOON, min(now + (enough - left) / self.rate, self._full_at()))
         if self.kind == "window" and math.isfinite(self._end) and left >= amount - CLOSE:
             pace = self._even_rate(left, now)
             return min(self._ends_at(), now + max(SOON, self._pace.lacks(amount) / pace))
@@ -312,7 +316,8 @@ class LearnedLimit:
             self._conclude()
 
     def _learn_limit(self, limit: float) -> None:
-        self._rate_range, self._rated, self._anchor, self._span = (0.0, math.inf), (0.0, 0.0, 0.0), None, 0.0
+        self._rate_range, self._rated, self._anchor = (0.0, math.inf), (0.0, 0.0, 0.0), None
+        self._span, self._end = 0.0, math.inf
         self.limit = limit
         self._pace.burst = default_burst(limit)
         self._pace.level = min(self._pace.level, self._pace.burst)
@@ -338,7 +343,11 @@ class LearnedLimit:
             self._end = end
         elif end >= self._end - _SAME_END:
             self._bound(remaining, start)
-            self._end = max(self._end, min(end, now + reset))
+            self._end, self._earlier = max(self._end, min(end, now + reset)), 0
+        elif start >= max(self._newest, self._end - self._span + _SAME_END):  # what is known is wrong, or has changed
+            self._earlier += 1
+            if self._earlier >= _AGREE:
+                self._level, self._end, self._span, self._earlier = remaining - self._since(start), end, reset, 0
         self._span = max(self._span, reset)
 
     def _bound(self, level: float, start: float) -> None:
@@ -408,13 +417,17 @@ class LearnedLimit:
         if self.kind == "bucket":
             self._level += (self.rate or 0.0) * elapsed
             if self.limit is not None:
-                self._level = min(self._level, self.limit)
+                self._level = self.limit if now >= self._full_at() else min(self._level, self.limit)
         elif now >= self._ends_at():
             begin = self._end if now < self._ends_at() + self._span else now
             whole = 1.0 if self.limit is None else self.limit - self._overstated
             self._level = whole - self._since(begin)
             self._end = begin + self._span if self._span and self.kind == "window" else math.inf
             self._pace.level, self._pace.at = min(1.0, self._pace.burst), now
+
+    def _full_at(self) -> float:
+        """When a bucket is full at the latest, if no other call starts: whatever was refused or overspent."""
+        return self._at + self.limit / self.rate if self.limit is not None and self.rate else math.inf
 
     def _slack(self) -> float:
         return self._caution * _TRANSIT * (self.rate or 0.0)
@@ -449,6 +462,7 @@ class LearnedLimit:
             "newest": _finite(self._newest),
             "end": _finite(self._end),
             "span": self._span,
+            "earlier": self._earlier,
             "votes": self._votes,
             "anchor": None if self._anchor is None else list(self._anchor),
             "rates": [self._rate_range[0], _finite(self._rate_range[1]), *self._rated],
@@ -468,6 +482,7 @@ class LearnedLimit:
         self.limit, self._level = _optional(body, "limit"), _optional(body, "level")
         self._as_of, self._newest = _optional(body, "as_of", -math.inf), _optional(body, "newest", -math.inf)
         self._end, self._span = _optional(body, "end", math.inf), number(body.get("span"))
+        self._earlier = int(number(body.get("earlier")))
         self._votes = int(max(-_MOST_VOTES, min(_MOST_VOTES, number(body.get("votes")))))
         anchor = body.get("anchor")
         self._anchor = None if anchor is None else _Answer(*map(number, several(anchor, 4)))

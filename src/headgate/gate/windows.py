@@ -212,6 +212,8 @@ class SlidingWindow:
             self._used -= sum(amount for _, amount in self._rows[:gone])
             del self._rows[:gone]
             self._paced_at = -math.inf
+            if not self._rows:
+                self._pace.level = self._pace.burst  # whatever a call has overspent has left the window too
         if not self._rows:
             self._used = 0.0  # sums of fractions never come back to 0 exactly
 
@@ -259,20 +261,24 @@ class SlidingWindow:
 class Bucket:
     """`burst` at once, refilled at limit / per: any t seconds see at most burst + t * limit / per."""
 
-    __slots__ = ("_at", "_level", "burst", "held", "limit", "rate")
+    __slots__ = ("_at", "_level", "burst", "full_at", "held", "limit", "rate")
 
     def __init__(self, limit: float, per: float, burst: float | None = None, delay: float = 0.0) -> None:
         self.limit: float = limit
         self.rate: float = limit / per
         self.burst: float = max(1.0, (limit if burst is None else burst) - self.rate * delay)
         self.held: float = 0.0
+        self.full_at: float = -math.inf
+        """When it was last found full, so that more would have overflowed."""
         self._level, self._at = self.burst, -math.inf
 
     def left(self, now: float) -> float:
         """How much is in the bucket."""
         if now > self._at:
             gained = 0.0 if math.isinf(self._at) else self.rate * (now - self._at)
-            self._level, self._at = min(self.burst - self.held, self._level + gained), now
+            self._level, self._at = self._level + gained, now
+            if self._level >= self.burst - self.held:
+                self._level, self.full_at = self.burst - self.held, now
         return self._level
 
     def room(self, now: float, *, paced: bool = True) -> float:
@@ -300,12 +306,15 @@ class Bucket:
         """Do nothing: `hold` has taken the amount out."""
 
     def amend(self, change: float, start: float, now: float) -> None:
-        """Correct what was taken out for a call."""
-        self._level = min(self.burst - self.held, self.left(now) - change)
+        """Correct what was taken out for a call. If the bucket has been full since, what comes back has overflowed."""
+        left = self.left(now)
+        if change < 0 and start < self.full_at:
+            return
+        self._level = min(self.burst - self.held, left - change)
 
-    def load(self, level: float, at: float) -> None:
+    def load(self, level: float, at: float, full_at: float) -> None:
         """Continue from the level of another bucket of the same quota."""
-        self._level, self._at = min(level, self.burst), at
+        self._level, self._at, self.full_at = min(level, self.burst), at, full_at
 
     @property
     def pace(self) -> tuple[float, float]:

@@ -202,8 +202,9 @@ def _body(window: Window) -> dict[str, Any]:
     if isinstance(window, FixedWindow):
         return {"fixed": [_finite(one) for one in window.state]}
     level, at = window.pace
-    rows = {"rows": window.rows()} if isinstance(window, SlidingWindow) else {}
-    return {**rows, "pace": [level, _finite(at)]}
+    if isinstance(window, Bucket):
+        return {"bucket": [level, _finite(at), _finite(window.full_at)]}
+    return {"rows": window.rows(), "pace": [level, _finite(at)]}
 
 
 def _load(window: Window, state: Mapping[str, Any]) -> None:
@@ -214,11 +215,12 @@ def _load(window: Window, state: Mapping[str, Any]) -> None:
         left, begin, level, at = several(state.get("fixed"), 4)
         window.load(number(left), _moment(begin), number(level), _moment(at))
         return
+    if isinstance(window, Bucket):
+        level, at, full_at = several(state.get("bucket"), 3)
+        window.load(number(level), _moment(at), _moment(full_at))
+        return
     level, at = several(state.get("pace"), 2)
-    if isinstance(window, SlidingWindow):
-        window.load(rows_of(state.get("rows")), number(level), _moment(at))
-    else:
-        window.load(number(level), _moment(at))
+    window.load(rows_of(state.get("rows")), number(level), _moment(at))
 
 
 def _finite(value: float) -> float | None:
