@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 import random
 from collections.abc import Callable, Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from headgate.gate.windows import Bucket, FixedWindow, SlidingWindow
@@ -212,6 +213,37 @@ def test_l09_an_amount_may_be_taken_when_it_was_said_to_open(
         now = opens_at
     assert window.room(now) >= amount - CLOSE
     assert now <= 3.0 + 0.01 * taken + 2 * 10.5
+
+
+@given(
+    make=st.sampled_from(_MAKES),
+    burst=st.none() | st.integers(1, 20),
+    starts=st.lists(st.tuples(st.floats(0, 4), st.integers(1, 20)), max_size=12),
+    amount=st.integers(1, 20),
+    seconds=st.floats(0, 12),
+)
+@example(make=SlidingWindow, burst=20, starts=[(0.0, 1), (0.0, 1), (0.5, 18)], amount=10, seconds=10.0)
+@settings(max_examples=max(100, int(1000 * SCALE)), deadline=None)
+def test_l09_nothing_may_be_taken_before_it_was_said_to_open(
+    make: Callable[[float, float, float | None], Window],
+    burst: int | None,
+    starts: list[tuple[float, int]],
+    amount: int,
+    seconds: float,
+) -> None:
+    """Who waits looks again when the window is said to open. If it opened sooner, the call would wait for nothing."""
+    window, now = make(20, 10.0, burst), 5.0
+    for pause, taken in starts:
+        now += pause
+        if window.room(now) >= taken:
+            take(window, taken, now)
+    now += seconds
+    opens_at = window.opens_at(amount, now)
+    looks = 40
+    for nth in range(looks):
+        then = now + (min(opens_at, now + 25.0) - now) * nth / looks
+        if then < opens_at - 1e-3:
+            assert copy.deepcopy(window).room(then) < amount - CLOSE, f"{then} < {opens_at}"
 
 
 @pytest.mark.parametrize("make", [SlidingWindow, FixedWindow, Bucket])

@@ -237,8 +237,8 @@ class SlidingWindow:
             at = now + max(SOON, lacks / rate)
         else:
             at = until + (lacks - gained) / self._base_rate  # the pace rises when the bottleneck is past
-        if rate < self._base_rate and self._rows:  # and a little with each row that leaves: look again then
-            at = min(at, max(now + SOON, self._rows[0][0]))
+        if self._rows:  # it rises a little with each row that leaves, and the last one leaves no debt behind
+            at = min(at, max(now + SOON, self._rows[0 if rate < self._base_rate else -1][0]))
         return at
 
     def _refill(self, now: float) -> None:
@@ -400,7 +400,7 @@ class FixedWindow:
         return (left + self._pace.unit) / max(end - now, SOON) if math.isfinite(end) else 0.0
 
     def _refill(self, now: float) -> None:
-        self._pace.refill(self._rate(now), now)
+        self._pace.refill(self._rate(self._pace.at), now)  # the pace as `opens_at` has promised it
 
     def _roll(self, now: float) -> None:
         if now >= self._begin + self.per:
