@@ -314,7 +314,7 @@ asked with key-1 key-2 key-3 key-2 key-3
     "fastapi_service": """\
 greedy: {200: ..., 503: ...}
 ann and bob: 6x7? 42. 6x7? 42.
-{'code': 'HEADGATE-...', 'detail': 'There is no capacity for this now. Try again in 1 s.'} Retry-After: 1
+{'code': 'HEADGATE-...', 'detail': 'There is no capacity for this now. Try again in ... s.'} Retry-After: ...
 without a tenant: 400
 """,
     "polite_scraping": """\
