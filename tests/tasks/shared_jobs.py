@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 
 RAN: list[int] = []
 """One entry for each time that `run_here` was run in this process."""
@@ -15,4 +16,20 @@ async def run_here() -> int:
     if os.environ.get("NEVER_ENDS"):
         os.write(1, b"runs\n")
         await asyncio.Event().wait()
+    return os.getpid()
+
+
+def note_for_a_minute(notes: str) -> None:
+    """Write the time every few milliseconds. A plain function: nothing but the end of its process stops it."""
+    with open(notes, "a", buffering=1) as file:
+        for _ in range(12_000):
+            file.write(f"{time.monotonic()}\n")
+            time.sleep(0.005)
+
+
+def note_with_resource(_: object, notes: str) -> None:
+    note_for_a_minute(notes)
+
+
+def pid() -> int:
     return os.getpid()

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, TypeVarTuple, overload
 
 from headgate.combined.allocator import TaskAllocator
@@ -30,7 +31,9 @@ from headgate.combined.launcher import TaskLauncher
 from headgate.combined.verdicts import Verdicts
 from headgate.combined.workers_budget import WorkersBudget
 from headgate.core.checks import named_options
+from headgate.core.kept_locks import SharesLock
 from headgate.errors import InvalidArgument, InvalidType
+from headgate.resources.engine import engine_of
 from headgate.resources.model import Resource
 from headgate.resources.pool import ResourcePool
 from headgate.tasks.creating import pool_from
@@ -284,5 +287,14 @@ def _ports_of(
     if workers is not None:
         budget = WorkersBudget(workers, allocator.loop) if follows_workers else None
         workers.__serve_tasks__(budget)
+        if resources is not None and (shared := engine_of(resources).shared) is not None:
+            _share_lock(workers, shared.store)
     launcher = TaskLauncher(Verdicts(allocator, placing), placing)
-    return Ports(launcher, allocator, TaskExplainer(allocator), budget)
+    on_shared = None if workers is None else partial(_share_lock, workers)
+    return Ports(launcher, allocator, TaskExplainer(allocator), budget, on_shared)
+
+
+def _share_lock(workers: WorkerPool, store: object) -> None:
+    """Have what this process holds in a store stay its own until its workers have ended, if it is killed."""
+    if isinstance(store, SharesLock):
+        store.share_lock(workers.kept_locks)

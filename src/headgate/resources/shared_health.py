@@ -83,6 +83,11 @@ class SharedHealth:
         self._followed: Effects = []  # since `members_changed` was last called
         self._unstarted: list[SharedQuota] = []  # the same
 
+    @property
+    def store(self) -> SharedState:
+        """The store of these pools."""
+        return self._store
+
     def start(self) -> None:
         """Take part; returns when the health that others know is known here too. Blocks this thread."""
         self._store.connect(CONNECT)

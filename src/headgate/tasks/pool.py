@@ -177,6 +177,8 @@ class TaskPool:
             self._budget: SlotBudget = LocalBudget(limit or 1) if ports.budget is None else ports.budget
             self._shared: SharedBudget | None = None
             if state is not None:
+                if ports.on_shared is not None:
+                    ports.on_shared(state)
                 settings = shared_settings(strategy, limit or 1, key_limits)
                 self._shared = SharedBudget(
                     state, self.id, settings, counts=policy.shared, fencing=fences, on_lease_lost=on_lost

@@ -35,6 +35,7 @@ from headgate.core.checks import (
     usable_as_discovery,
 )
 from headgate.core.clock import clock
+from headgate.core.kept_locks import KeptLocks
 from headgate.errors import (
     HeadgateError,
     InvalidType,
@@ -160,6 +161,8 @@ class WorkerPool:
         self._balancer_source = loadbalancer
         self._balancer: LoadBalancerLike
         self._serves_tasks = False  # does a TaskPool use it?
+        self.kept_locks: KeptLocks = KeptLocks()
+        """Locks by which shared stores count this process as alive, held until its workers have ended too."""
         self._followers: WeakSet[Follower] = WeakSet()
         self._finder: Finder | None = None
         self._announcer: Announcer | None = None
@@ -208,6 +211,7 @@ class WorkerPool:
                     on_lost=self._count_loss,
                     lifetime=self._lifetime,
                     setup=dumped(self._setup, self._teardown, self._quorum_timeout),
+                    kept_locks=self.kept_locks,
                 )
             )
             self._size, self._credentials = self._placement.num_workers or 0, self._placement.credentials

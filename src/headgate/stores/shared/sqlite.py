@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from headgate.core.checks import checked_positive_seconds, named_options
+from headgate.core.kept_locks import KeptLocks
 from headgate.core.shared_state import Listener, Step
 from headgate.errors import InvalidArgument, InvalidType
 from headgate.stores.codec import refuse_pickle
@@ -78,6 +79,13 @@ class SqliteStore:
     def connect(self, timeout: float) -> None:
         """Open everything now, and say what is wrong. Without it the first step does that."""
         self._state.connect(timeout)
+
+    def share_lock(self, locks: KeptLocks) -> None:
+        """Count this process as alive until the workers of a pool have ended too: `store.share_lock(pool.kept_locks)`.
+
+        `TaskPool(workers=)` does that. Say it yourself for workers whose routines tasks call.
+        """
+        self._state.share_lock(locks)
 
     def open(self, pool_id: str, about: Mapping[str, Any], keep: int) -> Journal:
         """Lock and read the journal of this pool, or make it. See `stores.port.Store`."""

@@ -5,6 +5,9 @@ lives. The lock is the truth: the kernel frees it when the process has ended, ho
 process is merely stopped. No file, or a lock that can be taken, means that the member is gone for ever, because an id
 is never used twice.
 
+The keeper of a member's workers may hold the same open file (`core.kept_locks`). Then a member that was killed is gone
+when its last worker has ended, at most 2 s later.
+
 Locks tell nobody when they become free, so members are also connected with each other, by Unix sockets `<id>.sock` in
 the same directory. The end of a connection says: look at the lock of that member. A frame on it says: listeners of this
 key, look. Both are only hints. Whatever is lost, garbage or missing costs time until the next heartbeat, nothing else.
@@ -23,11 +26,12 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
 from headgate.core.clock import clock
+from headgate.core.kept_locks import KeptLocks
 from headgate.errors import InvalidArgument
 from headgate.stores.jsonl.files import Files
 from headgate.stores.shared.fork_guard import ForkGuard
@@ -42,18 +46,30 @@ _LONGEST_ADDRESS: Final = 100
 _MANY_GONE: Final = 10_000
 _FIRST_PAUSE: Final = 0.001
 """Seconds. The kernel closes the files of a process one after the other: the lock may be free only after this."""
+_LONGEST_PAUSE: Final = 0.032
+"""Seconds between two looks at the lock of a member that does not listen. A look takes 10 us."""
 
 
 class Members:
     """This process among the members of a store. All methods are called in the thread of the store."""
 
-    def __init__(self, folder: Path, heartbeat: float, wake: Callable[[str | None], None]) -> None:
-        """`wake` is called with a key whose listeners are to look, or with None for all. It must not raise."""
+    def __init__(
+        self,
+        folder: Path,
+        heartbeat: float,
+        wake: Callable[[str | None], None],
+        kept_locks: Callable[[], Sequence[KeptLocks]] = tuple,
+    ) -> None:
+        """`wake` is called with a key whose listeners are to look, or with None for all. It must not raise.
+
+        `kept_locks` tells who is to hold the lock of this member too.
+        """
         self.id: str = ""
         """The id of this member; "" before `join`."""
         self._path = folder
         self._heartbeat = heartbeat
         self._wake = wake
+        self._kept_locks = kept_locks
         self._files = Files()
         self._folder = self._lock = -1
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -62,6 +78,7 @@ class Members:
         self._connected: dict[str, _Connection] = {}
         self._gone: set[str] = set()
         self._tried: set[str] = set()  # those that were asked for a connection since the last heartbeat
+        self._suspected: set[str] = set()  # those whose locks are looked at again and again
         self._guard = ForkGuard(self._forked)
 
     # -- being a member ------------------------------------------------------------------------------------------------
@@ -81,12 +98,22 @@ class Members:
             self.leave()
             raise
 
-    def leave(self) -> None:
-        """Be gone. Twice is fine."""
+    def share_lock(self) -> None:
+        """Have all who are to hold the lock of this member hold it."""
         if self._lock != -1:
-            self._remove(self.id)
+            for locks in self._kept_locks():
+                locks.add(self._lock)
+
+    def leave(self, *, ends: bool = False) -> None:
+        """Be gone. Twice is fine. `ends` says that the program ends: then its workers, if there are any, go first."""
+        if self._lock != -1:
             lock, self._lock = self._lock, -1
-            self._files.close(lock)  # before the sockets: who sees their end finds the lock free
+            holders = self._kept_locks()
+            if not (ends and any(locks.are_kept for locks in holders)):
+                for locks in holders:
+                    locks.remove(lock)
+                self._remove(self.id)
+                self._files.close(lock)  # before the sockets: who sees their end finds the lock free
         for connection in list(self._connections):
             self._drop(connection)
         server, self._server = self._server, None
@@ -128,6 +155,7 @@ class Members:
             self._files.close(lock)
         os.write(lock, f"{os.getpid()} {socket.gethostname()}\n".encode())  # for people
         self.id, self._lock = member, lock
+        self.share_lock()
 
     def _listen(self) -> None:
         """Let others connect. Where that is impossible this member looks at every heartbeat only, and so do others."""
@@ -243,16 +271,24 @@ class Members:
             self._gone.add(member)
             self._soon(lambda: self._wake(None))
 
-    def _suspect(self, member: str, pause: float = _FIRST_PAUSE) -> None:
-        """Look at a member whose connection has ended, until it is gone or connected again."""
-        if member in self._connected or member in self._gone or self._lock == -1:
-            return
-        if not self._is_alive(member):
-            self._bury(member)
-        elif pause < self._heartbeat and self._loop is not None:
-            # Nothing tells when a lock is freed. A dozen looks, then the heartbeat looks. It also connects again, and
-            # this does not: two that cannot agree would connect and part without end.
-            self._loop.call_later(pause, self._suspect, member, 2 * pause)
+    def _suspect(self, member: str) -> None:
+        """Look at the lock of a member that does not listen any more, until it is gone or connected again."""
+        if member not in self._suspected:
+            self._suspected.add(member)
+            self._look_at(member, 0)
+
+    def _look_at(self, member: str, looks: int) -> None:
+        if member not in self._connected and member not in self._gone and self._lock != -1:
+            if not self._is_alive(member):
+                self._bury(member)
+            elif looks * _LONGEST_PAUSE < self._heartbeat and self._loop is not None:
+                # Nothing tells when a lock is freed, and its workers may hold it for 2 s. After so many looks the
+                # heartbeat looks. It also connects again, and this does not: two that cannot agree would connect and
+                # part without end.
+                pause = min(_FIRST_PAUSE * 2 ** min(looks, 9), _LONGEST_PAUSE)
+                self._loop.call_later(pause, self._look_at, member, looks + 1)
+                return
+        self._suspected.discard(member)
 
     # -- connections ---------------------------------------------------------------------------------------------------
 
@@ -278,9 +314,11 @@ class Members:
                 self._connections.add(connection)
             connection.socket.setblocking(False)
             connection.socket.connect(self._address(member))
-        except OSError:  # not there yet, or no more, or too busy
+        except OSError as error:  # not there yet, or no more, or too busy
             if connection is not None:
                 self._close(connection)
+            if isinstance(error, ConnectionRefusedError):
+                self._soon(lambda: self._suspect(member))  # it was killed
             return False
         self._connected[member] = connection
         self._read_from(connection)
@@ -385,7 +423,7 @@ class Members:
         if self._folder != -1:
             os.close(self._folder)
         self._connections, self._connected = set(), {}
-        self._gone, self._tried = set(), set()
+        self._gone, self._tried, self._suspected = set(), set(), set()
         self._server = self._loop = None
         self._folder = self._lock = -1  # `Files` has closed the lock
         self.id = ""

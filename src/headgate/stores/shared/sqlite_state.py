@@ -25,10 +25,12 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
+from functools import partial
 from itertools import groupby, islice
 from typing import Any, Final
 
 from headgate.core.clock import clock
+from headgate.core.kept_locks import KeptLocks
 from headgate.core.shared_state import Listener, Outcome, Seen, Step
 from headgate.errors import HeadgateError, InvalidType, PoolClosed, StoreUnreachable
 from headgate.stores.jsonl.writer import write_failed
@@ -75,7 +77,7 @@ _living: weakref.WeakSet[SqliteState] = weakref.WeakSet()
 def _close_all() -> None:
     """Let a program that forgot to close its stores still write what is queued, and leave no files of dead members."""
     for state in list(_living):
-        state.close()
+        state.close(ends=True)
 
 
 class _Call:
@@ -124,6 +126,7 @@ class SqliteState:
         self._find_place = place
         self._heartbeat = heartbeat
         self._listeners: dict[str, tuple[tuple[Listener], ...]] = {}
+        self._kept_locks: tuple[weakref.ref[KeptLocks], ...] = ()
         self._lock = threading.Lock()
         self._calls: list[_Call] = []
         self._is_posted = False
@@ -197,11 +200,23 @@ class SqliteState:
 
         return stop
 
-    def close(self) -> None:
-        """Run what is queued, and be gone."""
+    def share_lock(self, locks: KeptLocks) -> None:
+        """Count as alive until those who keep these locks have ended too."""
+        with self._lock:
+            others = [one for one in self._kept_locks if one() not in (None, locks)]
+            self._kept_locks = (*others, weakref.ref(locks))
+
+        def share() -> None:
+            if self._opened is not None:
+                self._opened.members.share_lock()
+
+        self._post(share, lambda _: None)
+
+    def close(self, *, ends: bool = False) -> None:
+        """Run what is queued, and be gone. `ends` says that the program ends."""
         with self._lock:
             self.is_closed = True
-        if not self._thread.close(self._shut, _CLOSING_SECONDS):
+        if not self._thread.close(partial(self._shut, ends), _CLOSING_SECONDS):
             for call in list(self._running):
                 call.fail(self._closed())
             self._refuse_calls(self._closed())
@@ -244,7 +259,8 @@ class SqliteState:
             return self._opened
         if self._place is None:
             self._place = self._find_place()
-        opened = _Opened(self._place, self._heartbeat, self._woken)
+        members = Members(self._place.members, self._heartbeat, self._woken, self._lock_holders)
+        opened = _Opened(self._place, members)
         try:
             opened.open(asyncio.get_running_loop())
         except BaseException as error:
@@ -330,24 +346,27 @@ class SqliteState:
             except Exception:  # against the contract, and the others must hear all the same
                 _log.exception("a listener of %s failed", self._name())
 
-    def _shut(self) -> None:
+    def _lock_holders(self) -> list[KeptLocks]:
+        return [locks for one in self._kept_locks if (locks := one()) is not None]
+
+    def _shut(self, ends: bool = False) -> None:
         if self._calls:
             self._run_calls()
         opened, self._opened = self._opened, None
         if opened is not None:
-            opened.close()
+            opened.close(ends=ends)
 
 
 class _Opened:
     """The files and the membership of a process that has opened its store."""
 
-    def __init__(self, place: Place, heartbeat: float, wake: Callable[[str | None], None]) -> None:
+    def __init__(self, place: Place, members: Members) -> None:
         self._place = place
         self._durable = SqliteFile(place.durable, [TEXTS, _EXPIRING], synced=True)
         self._admission = SqliteFile(
             place.admission, [TEXTS, _CLOCKS, _LOST], synced=not place.is_boot_known, made=self._made
         )
-        self.members: Members = Members(place.members, heartbeat, wake)
+        self.members: Members = members
         self.clock: _Clock = _Clock(self._admission)
 
     def open(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -359,10 +378,10 @@ class _Opened:
         self.clock.look()
         self.members.join(loop)
 
-    def close(self) -> None:
+    def close(self, *, ends: bool = False) -> None:
         """Leave, and close both files."""
         try:
-            self.members.leave()
+            self.members.leave(ends=ends)
         finally:
             try:
                 self._durable.close()

@@ -18,6 +18,8 @@ from headgate.tasks.scheduling.budget import SlotBudget
 if TYPE_CHECKING:
     import asyncio
 
+    from headgate.core.shared_state import SharedState
+
 
 class Runner(Protocol):
     """Runs tasks somewhere, with something."""
@@ -205,3 +207,5 @@ class Ports(NamedTuple):
     explainer: Explainer | None = None
     budget: SlotBudget | None = None
     """None: the pool has its slots for itself, as many as `max_concurrent` says."""
+    on_shared: Callable[[SharedState], None] | None = None
+    """Called with the store of a pool that shares its budget, before the pool takes part."""

@@ -24,6 +24,11 @@ Each worker gets a pipe from the keeper that is never written to. The worker arm
 kernel kills the worker when the keeper dies. What a worker writes to stderr before it is ready is kept, and told if it
 never becomes ready.
 
+The client may pass it the files by which other processes see that the client is alive: locks of flock, which belong to
+the open file, and so are free when its last copy is closed. The keeper keeps its copies until everything below it has
+ended. So nobody takes a client that was killed for gone while its workers still run. If the keeper is killed too, the
+kernel kills the workers in the moment in which it closes the files of the keeper.
+
 Messages both ways are marshalled dicts with their length before them: both ends are the same interpreter.
 """
 
@@ -121,6 +126,10 @@ class Keeper:
 
     def __init__(self, control: int, directory: str) -> None:
         self.control: int = control
+        self.commands: _socket.socket = _socket.socket(fileno=control)
+        self.commands.setblocking(False)
+        self.passed: list[int] = []  # files that came, in the order of the commands that they came with
+        self.held: dict[int, int] = {}  # by the numbers that they have in the client
         self.directory: str = directory
         self.children: dict[int, Child] = {}  # by pid
         self.fork_server: ForkServer | None = None
@@ -163,13 +172,14 @@ class Keeper:
     def obey(self) -> bool:
         """Read commands of the client and carry them out. False: the client is gone."""
         try:
-            data = os.read(self.control, 1 << 20)
+            data, passed, flags, _ = self.commands.recvmsg(1 << 20, _socket.CMSG_SPACE(4))
         except BlockingIOError:
             return True
         except OSError:
             return False
         if not data:
             return False
+        self.take(passed, flags)
         messages, self.heard = split_messages(self.heard + data)
         for message in messages:
             command = marshal.loads(message)
@@ -177,7 +187,20 @@ class Keeper:
                 self.spawn(**command["worker"])
             elif command["do"] == "signal":
                 self.signal(command["uid"], command["signal"])
+            elif command["do"] == "hold":
+                self.held[command["file"]] = self.passed.pop(0)
+            elif command["do"] == "drop":
+                close(self.held.pop(command["file"], -1))
         return True
+
+    def take(self, passed: list[tuple[int, int, bytes]], flags: int) -> None:
+        """Note a file that came with a command. A read ends with the first command that has one."""
+        for _, _, packed in passed:
+            fd = int.from_bytes(packed, sys.byteorder)
+            os.set_inheritable(fd, False)
+            self.passed.append(fd)
+        if flags & _socket.MSG_CTRUNC:
+            self.passed.append(-1)  # there was no descriptor for it: then others see the end of the client at once
 
     def signal(self, uid: str, number: int) -> None:
         """Send a signal to a worker. One that is not made yet will not be made."""
@@ -640,6 +663,12 @@ def kill(pid: int, number: int) -> None:
             os.kill(pid, number)
     except OSError:
         pass
+
+
+def close(fd: int) -> None:
+    """Close a descriptor, if there is one."""
+    if fd >= 0:
+        os.close(fd)
 
 
 def drain(fd: int) -> None:

@@ -10,11 +10,13 @@ import asyncio
 import fcntl
 import marshal
 import os
+import select
 import signal
 import socket
 import stat
 import subprocess
 import sys
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -69,7 +71,7 @@ class KeeperClient:
         self._ours: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._directory: str | None = None
-        self._backlog = b""
+        self._sending = threading.Lock()  # commands come from the loop, locks from the threads of stores
         self._first: dict[str, Any] = {}  # the program of the fork server that comes with the keeper
         self._guard = -1  # as long as it is open, what becomes the keeper may live
         self._hung_up = False
@@ -193,27 +195,29 @@ class KeeperClient:
         """Return the address on which that worker is to listen."""
         return f"unix:{self.directory}/{uid}"
 
-    def _tell(self, **command: object) -> None:
-        data = marshal.dumps(command)
-        self._backlog += len(data).to_bytes(4, "big") + data
-        self._send()
+    def hold(self, file: int) -> None:
+        """Have the keeper keep a copy of this descriptor until all below it has ended. Thread-safe."""
+        self._tell(file, do="hold", file=file)
 
-    def _send(self) -> None:
-        ours = self._ours
-        if ours is None:
-            return
-        while self._backlog:
-            try:
-                self._backlog = self._backlog[ours.send(self._backlog) :]
-            except BlockingIOError:
-                ours.setblocking(True)  # commands are few, and the keeper reads at once
+    def drop(self, file: int) -> None:
+        """Have the keeper close its copy of the descriptor that has or had this number here. Thread-safe."""
+        self._tell(do="drop", file=file)
+
+    def _tell(self, *files: int, **command: object) -> None:
+        """Send a command as a whole, together with open files."""
+        data = marshal.dumps(command)
+        data = len(data).to_bytes(4, "big") + data
+        with self._sending:
+            while data and self._ours is not None:
                 try:
-                    ours.sendall(self._backlog)
-                finally:
-                    ours.setblocking(False)
-                self._backlog = b""
-            except OSError:
-                self._backlog = b""  # it is gone: the reader will see that
+                    sent = socket.send_fds(self._ours, [data], list(files)) if files else self._ours.send(data)
+                    data, files = data[sent:], ()
+                except BlockingIOError:  # wait: commands are few, and the keeper reads at once
+                    poll = select.poll()
+                    poll.register(self._ours, select.POLLOUT)
+                    poll.poll()
+                except OSError:
+                    return  # it is gone: the reader will see that
 
     async def _read(self) -> None:
         loop = asyncio.get_running_loop()
@@ -277,9 +281,10 @@ class KeeperClient:
 
     def let_go(self) -> None:
         """Close our end of the socket, on which the keeper ends all workers and itself."""
-        ours, self._ours = self._ours, None
-        if ours is not None:
-            ours.close()
+        with self._sending:
+            ours, self._ours = self._ours, None
+            if ours is not None:
+                ours.close()
         guard, self._guard = self._guard, -1
         if guard >= 0:
             os.close(guard)
@@ -288,6 +293,7 @@ class KeeperClient:
     def forget(self) -> None:
         """Give up the keeper in a forked child: it belongs to the parent."""
         self.forgotten = True
+        self._sending = threading.Lock()  # another thread of the parent may have held it
         self.let_go()
         if self._process is not None:
             self._process.returncode = 0  # not ours to wait for

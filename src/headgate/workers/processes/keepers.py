@@ -85,6 +85,7 @@ class LocalKeepers:
         keeper = KeeperClient(self._hear, several=self._forks, folder=folder, logs_refusals=over_tls)
         keeper.start()
         keeper.listen()
+        self._launch.kept_locks.keep_in(keeper)
         self.keeper, self._ended = keeper, False
         return keeper
 
@@ -139,6 +140,7 @@ class LocalKeepers:
         self._closing = True
         if self.keeper is not None:
             await self.keeper.close()
+            self._launch.kept_locks.keep_in(None)
 
     def abandon(self, loop: asyncio.AbstractEventLoop) -> None:
         """Hang up on the keeper and wait for its end: nobody hears it any more, so it ends everything."""
@@ -146,6 +148,7 @@ class LocalKeepers:
         if self.keeper is not None:
             self.keeper.let_go() if loop.is_closed() else self.keeper.hang_up()
             self.keeper.wait()
+            self._launch.kept_locks.keep_in(None)
 
 
 def is_dead(pid: int) -> bool:

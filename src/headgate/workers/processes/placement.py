@@ -9,9 +9,10 @@ it.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
+from headgate.core.kept_locks import KeptLocks
 from headgate.workers.model import ENDLESS, Lifetime
 
 if TYPE_CHECKING:
@@ -57,6 +58,9 @@ class Launch:
     """What each worker runs before its first call and at its end."""
     on_lost: Callable[[], None] = lambda: None
     """A worker that took calls has ended without being told to. Called once for each, after `on_ended`."""
+    kept_locks: KeptLocks = field(default_factory=KeptLocks)
+    """Locks that are to be held until the last worker has ended, also if this process is killed. A placement on this
+    machine has its keeper hold them; one whose workers run elsewhere cannot."""
 
 
 @runtime_checkable
