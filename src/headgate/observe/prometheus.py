@@ -205,6 +205,9 @@ class WorkerCollector:
         families.count("headgate_worker_calls_finished", "Calls that have ended here.", now["finished"])
         families.gauge("headgate_worker_clients", "Clients that are connected.", now["clients"])
         families.gauge("headgate_worker_memory_bytes", "Resident memory of the process.", now["memory"])
+        if "certificate_expiry" in now:
+            expiry = "headgate_worker_certificate_expiry_timestamp_seconds"
+            families.gauge(expiry, "When its certificate expires, in Unix seconds.", now["certificate_expiry"])
         yield from families.made()
 
 
