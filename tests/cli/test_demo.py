@@ -72,6 +72,32 @@ def test_o20_it_serves_its_page_while_it_runs_and_goes_on_without_the_extra(tmp_
     assert "pip install 'headgate[dashboard]'" in ran.stderr
 
 
+def test_c02_a_cluster_of_ray_that_does_not_start_is_explained(tmp_path: Path) -> None:
+    package = tmp_path / "ray"
+    package.mkdir()
+    (package / "__init__.py").write_text("", "utf-8")
+    (package / "cluster_utils.py").write_text(SLOW_RAY, "utf-8")
+    ran = run("demo", "--on", "ray", "--calls", "6", cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)})
+    assert ran.returncode == 1
+    assert "the cluster of Ray did not start: Timed out while waiting for nodes to join." in ran.stderr
+    assert "Try again when the machine is less busy" in ran.stderr
+    assert "Traceback" not in ran.stderr
+    assert "shut down" in ran.stdout, "no node is left"
+
+
+SLOW_RAY = """
+class Cluster:
+    def add_node(self, **options):
+        return object()
+
+    def wait_for_nodes(self, timeout=30):
+        raise TimeoutError("Timed out while waiting for nodes to join.")
+
+    def shutdown(self):
+        print("shut down", flush=True)
+"""
+
+
 def test_c02_no_calls_are_fine_too(tmp_path: Path) -> None:
     ran = run("demo", "--calls", "0", "--json", cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr

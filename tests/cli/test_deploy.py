@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import os
 import re
@@ -23,7 +24,7 @@ import yaml
 from custom_resources import schema_of
 
 import headgate
-from headgate.certs import make_certificates
+from headgate.certs import check_certificates, make_certificates
 from headgate.cli.main import command_parser
 from headgate.tasks.names import unregister
 from headgate.workers.model import WorkerView
@@ -33,7 +34,7 @@ from tests.postgres_server import postgres_dsn, postgres_server
 __all__ = ["postgres_dsn", "postgres_server"]
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
-PORT = 7070
+PORT, METRICS = 7070, 9464
 MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
 OLDEST, NEWEST = "1.27.0", "1.37.0"
 """Releases of Kubernetes against whose schemas the manifests are checked."""
@@ -76,8 +77,9 @@ def entry_point() -> list[str]:
 
 def test_p04_every_command_of_the_files_can_be_parsed() -> None:
     found = commands()
-    named = {"Dockerfile", "headgate-worker@.service", "workers.yaml", "workers.sbatch"}
+    named = {"Dockerfile", "headgate-worker@.service", "workers.sbatch"}
     assert named <= {name for name, _ in found}
+    assert "\nType=notify\n" in files()["headgate-worker@.service"]
     for _, (program, name, *arguments) in found:
         assert program == "headgate"
         given = [argument for argument in arguments if argument != "$OPTIONS"]
@@ -89,10 +91,13 @@ def test_p04_arguments_of_the_deployment_go_with_the_entry_point_of_the_image() 
     _, name, *arguments = [*entry_point(), *container["args"]]
     options = command_parser(name).parse_args(arguments)
     assert options.bind == ("0.0.0.0", PORT)
-    assert [port["containerPort"] for port in container["ports"]] == [PORT]
+    assert {port["name"]: port["containerPort"] for port in container["ports"]} == {"grpc": PORT, "metrics": METRICS}
+    assert (options.metrics_host, options.metrics_port) == ("0.0.0.0", METRICS)
     assert [port["port"] for port in document("workers.yaml", "Service")["spec"]["ports"]] == [PORT]
-    [rule] = document("network-policy.yaml", "NetworkPolicy")["spec"]["ingress"]
-    assert [port["port"] for port in rule["ports"]] == [PORT]
+    calls, scrapes = document("network-policy.yaml", "NetworkPolicy")["spec"]["ingress"]
+    assert [port["port"] for port in calls["ports"]] == [PORT]
+    assert [port["port"] for port in scrapes["ports"]] == [METRICS]
+    assert {"headgate-client", "app"} == {label for one in calls["from"] for label in one["podSelector"]["matchLabels"]}
     assert options.cert_dir == container["volumeMounts"][0]["mountPath"]
 
 
@@ -244,7 +249,8 @@ def of_image(certificates: Path, address: str, *more: str) -> list[str]:
     """The arguments that the image and the Deployment give to `headgate worker`, for this machine."""
     [container] = document("workers.yaml", "Deployment")["spec"]["template"]["spec"]["containers"]
     _, _, *arguments = [*entry_point(), *container["args"], *more]
-    changed = {"0.0.0.0:7070": f"{address}:{PORT}", "/certs": str(certificates), "jobs": "cli_jobs"}
+    changed = {"0.0.0.0:7070": f"{address}:{PORT}", "/certs": str(certificates), "--module=jobs": "--module=cli_jobs"}
+    changed["--metrics-host=0.0.0.0"] = f"--metrics-host={address}"
     return [changed.get(one, one) for one in arguments]
 
 
@@ -270,15 +276,18 @@ async def program(certificates: Path, name: Callable[[], list[str]]) -> AsyncIte
         yield pool
 
 
-def ready(pod: Worker, certificates: Path) -> bool:
-    """Ask as the readiness probe does, with the command of the manifest."""
+def ready(pod: Worker) -> bool:
+    """Ask as the kubelet does, with the readiness probe of the manifest: by the address of the pod."""
     [container] = document("workers.yaml", "Deployment")["spec"]["template"]["spec"]["containers"]
-    [_, *arguments] = container["readinessProbe"]["exec"]["command"]
-    changed = {"localhost:7070": pod.ready["address"], "/certs": str(certificates)}
-    asked = command(*(changed.get(one, one) for one in arguments))
-    ran = subprocess.run(asked, capture_output=True, text=True, timeout=PATIENCE, check=False)
-    assert ran.returncode in (0, 1), ran.stderr
-    return ran.returncode == 0
+    probe = container["readinessProbe"]["httpGet"]
+    [port] = [one["containerPort"] for one in container["ports"] if one["name"] == probe["port"]]
+    host = pod.ready["address"].rpartition(":")[0]
+    asked = http.client.HTTPConnection(host, port, timeout=PATIENCE)
+    asked.request("GET", probe["path"])
+    status = asked.getresponse().status
+    asked.close()
+    assert status in (200, 503)
+    return status == 200
 
 
 @pytest.mark.integration
@@ -294,13 +303,14 @@ def test_p04_a_pod_that_is_terminated_finishes_its_calls_and_others_take_the_new
     async def main() -> None:
         async with program(certificates, lambda: list(addresses)) as pool:
             await _polled(lambda: len(there(pool.workers())) == 2)
+            assert await asyncio.to_thread(ready, leaving)
             began = [tmp_path / f"began-{number}" for number in range(6)]
             running = [asyncio.create_task(cli_jobs.wait_for(str(gate), str(path))) for path in began]
             await _polled(lambda: all(path.exists() for path in began))
             assert sorted(view.in_flight for view in pool.workers()) == [3, 3]
             leaving.signal(signal.SIGTERM)  # as the kubelet does, before it waits for the grace period
             await asyncio.to_thread(leaving.until_logged, "got SIGTERM: it finishes 3 calls")
-            assert not await asyncio.to_thread(ready, leaving, certificates)
+            assert not await asyncio.to_thread(ready, leaving)
             addresses.remove("127.0.0.71")  # the endpoint leaves the name of the Service
             assert set(await asyncio.gather(*(cli_jobs.pid() for _ in range(8)))) == {pods[1].ready["pid"]}
             assert leaving.process.poll() is None, "it waits for its calls"
@@ -330,6 +340,19 @@ def test_p04_what_outlasts_the_grace_is_cancelled_and_the_exit_code_says_so(cert
 
         asyncio.run(main())
         assert pod.wait() == 128 + signal.SIGTERM
+
+
+@pytest.mark.integration
+def test_p04_o30_the_metrics_of_a_pod_say_when_its_certificate_expires(certificates: Path, tmp_path: Path) -> None:
+    expires = check_certificates(certificates).expires
+    assert expires is not None
+    with worker(tmp_path, *of_image(certificates, "127.0.0.74")):
+        asked = http.client.HTTPConnection("127.0.0.74", METRICS, timeout=PATIENCE)
+        asked.request("GET", "/metrics")
+        text = asked.getresponse().read().decode()
+        asked.close()
+    [told] = re.findall(r"^headgate_worker_certificate_expiry_timestamp_seconds (\S+)$", text, re.MULTILINE)
+    assert float(told) == expires.timestamp()
 
 
 # -- Slurm ------------------------------------------------------------------------------------------------------------

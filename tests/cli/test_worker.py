@@ -33,6 +33,40 @@ async def ended(begun: asyncio.Task[Any]) -> BaseException:
     return error
 
 
+@pytest.mark.parametrize("abstract", [False, True], ids=["path", "abstract"])
+def test_p04_systemd_is_told_when_a_worker_takes_calls_and_when_it_stops(tmp_path: Path, abstract: bool) -> None:
+    name = f"@headgate-{os.getpid()}-notify" if abstract else str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind("\0" + name[1:] if abstract else name)
+        manager.settimeout(PATIENCE)
+        with worker(tmp_path, "--none", env={"NOTIFY_SOCKET": name}) as started:
+            assert manager.recv(4096) == b"READY=1"
+            gate = tmp_path / "gate"
+
+            async def main() -> None:
+                async with calling(started.metadata) as call:
+                    began = tmp_path / "began"
+                    running = await begins(call, cli_jobs.wait_for, str(gate), began=began)
+                    started.signal(signal.SIGTERM)
+                    assert await asyncio.to_thread(manager.recv, 4096) == b"STOPPING=1"
+                    assert not running.done(), "its calls finish after that"
+                    gate.write_text("go")
+                    await running
+
+            asyncio.run(main())
+            assert started.wait() == 0
+        manager.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            manager.recv(4096)
+
+
+def test_p04_a_service_manager_that_is_not_there_keeps_no_worker_from_its_work(tmp_path: Path) -> None:
+    with worker(tmp_path, "--none", env={"NOTIFY_SOCKET": str(tmp_path / "nobody")}) as started:
+        started.until_logged("READY=1 could not be sent to the service manager")
+        started.signal(signal.SIGTERM)
+        assert started.wait() == 0
+
+
 def test_c01_a_worker_prints_one_json_line_when_it_is_ready_and_logs_to_stderr(tmp_path: Path) -> None:
     with worker(tmp_path, "--none", "--tag", "gpu", "--tag", "big") as started:
         told = started.ready

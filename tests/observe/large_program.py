@@ -25,7 +25,15 @@ def key(n: int, turn: int) -> dict[str, Any]:
 
 
 def worker(n: int, turn: int) -> dict[str, Any]:
-    about = {"address": "a", "most": 32, "memory": 9_000_000, "tags": [], "version": "1", "replaced_because": ""}
+    about = {
+        "address": "a",
+        "host": "h",
+        "most": 32,
+        "memory": 9_000_000,
+        "tags": [],
+        "version": "1",
+        "replaced_because": "",
+    }
     return {"uid": f"w-{n}", "pid": n, "state": "ready", "in_flight": turn % 7, **about}
 
 
@@ -77,7 +85,8 @@ def apply_big_updates(page: Browser, tab: str, count: int) -> list[float]:
     """Milliseconds of script for each update of a large program, on one view; without the first, which makes it."""
     past = [view["point"] for view in look(0)["pools"]]
     history = {str(n + 1): [{**past[n], "t": past[n]["t"] - 150 + i / 2} for i in range(299)] for n in range(3)}
-    first = {"alive": ["big"], "programs": [{"id": "big", "look": look(0), "events": [], "history": history}]}
-    rest = [{"alive": ["big"], "programs": [{"id": "big", "look": look(n), "events": []}]} for n in range(1, count + 1)]
+    told = {"alive": ["big"], "budgets": [], "looking": 0}
+    first = {**told, "programs": [{"id": "big", "look": look(0), "events": [], "history": history}]}
+    rest = [{**told, "programs": [{"id": "big", "look": look(n), "events": []}]} for n in range(1, count + 1)]
     times: list[float] = page.run_async(MEASURE, [first, *rest], tab)
     return times[1:]

@@ -15,8 +15,18 @@ from typing import Any
 
 import pytest
 
-from headgate import DisableResource, Quota, Resource, ResourcePool, TaskPool, registry
+from headgate import (
+    DisableResource,
+    Quota,
+    Resource,
+    ResourcePool,
+    SqliteStore,
+    TaskPool,
+    backpressure_queue,
+    registry,
+)
 from headgate.dashboard import Dashboard, serve
+from headgate.tasks.names import unregister
 from headgate.testing import no_leaks
 from tests.cli.support import command, environment
 from tests.observe.browser import Browser, missing
@@ -113,6 +123,83 @@ def test_o23_the_page_opens_hides_its_token_and_values_move(page: Browser, progr
         "return [...document.querySelectorAll('#main td')].some(td => td.innerText === arguments[0])", str(done + 3)
     )
     assert page.run("return document.cookie") == ""
+
+
+STATS = (
+    "Object.fromEntries([...document.querySelectorAll('#main .stat')].filter(one => one.checkVisibility())"
+    ".map(one => [one.querySelector('dt').innerText, "
+    "[...one.querySelector('dd').children].map(part => part.innerText).join(' ').trim()]))"
+)
+
+
+def test_o20_tasks_that_a_full_queue_drops_are_no_failures_in_rate_and_total(page: Browser, program: Program) -> None:
+    page.until_text("calls seen")
+    failures = page.run(f"return {STATS}['Failures a second']")
+    assert "Dropped a second" not in page.run(f"return {STATS}"), "as long as nothing is"
+
+    async def full() -> TaskPool:
+        return TaskPool("full", max_concurrent=1, backpressure=backpressure_queue(2, "drop_oldest"))
+
+    async def one_more() -> None:
+        await pool.submit(asyncio.sleep, 600)
+
+    def is_dropping() -> bool:
+        program.do(one_more())  # again and again: a rate is of the last seconds
+        return bool(page.run(f"return /^[^0].* [1-9]\\d* in all$/.test({STATS}['Dropped a second'] ?? '')"))
+
+    pool = program.do(full())
+    try:
+        page.until_text("full")
+        eventually(is_dropping)
+        shown = page.run(f"return {STATS}")
+        assert shown["Failures a second"].split()[1:] == failures.split()[1:]
+        assert shown["Failures a second"].split()[0] == "0", "in the rate neither"
+        assert "dropped/s" in page.text()
+        page.run("headgate.state.pools.tasks = arguments[0]", number_of(pool))
+        page.press("2")
+        page.until(
+            f"return {STATS}['Dropped'] === arguments[0] && {STATS}['Failed'] === '0'", str(pool.snapshot(0).rejected)
+        )
+    finally:
+        program.do(pool.close(cancel=True))
+
+
+def number_of(pool: TaskPool) -> int:
+    return next(one.number for one in registry.pools() if one.pool is pool)
+
+
+def test_o20_processes_that_share_a_budget_are_shown_after_their_sum(page: Browser, tmp_path: Path) -> None:
+    program, stores = Program(), [SqliteStore(tmp_path / "shared.db") for _ in range(2)]
+    pools: list[TaskPool] = []
+
+    async def begin() -> None:
+        for store in stores:  # each plays a process, and names are unique in one
+            pools.append(TaskPool("shared", max_concurrent=3, scope="tenant", scope_id="acme", store=store))
+            unregister(pools[-1])
+        for pool, count in zip(pools, (2, 4), strict=True):
+            for _ in range(count):
+                await pool.submit(asyncio.sleep, 600)
+
+    async def end() -> None:
+        for pool in pools:
+            await pool.close(cancel=True)
+
+    program.do(begin())
+    rows = f"[...{CARDS}['Shared with other processes']?.querySelectorAll('tbody tr') ?? []].map(one => one.innerText)"
+    try:
+        page.until(f"return ({rows}).length === 3")
+        first, *others = (row.split("\t") for row in page.run(f"return {rows}"))
+        assert first == ["shared", "3 of 3", "3", "2"]
+        assert sorted(other[1:3] for other in others) == [["1", "3"], ["2", "0"]]
+        assert all(f"(pid {os.getpid()})" in other[0] for other in others)
+        page.run("headgate.state.pools.tasks = arguments[0]", number_of(pools[1]))
+        page.press("2")
+        page.until(f"return ({rows}).length === 3")
+    finally:
+        program.do(end())
+        program.close()
+        for store in stores:
+            store.close()
 
 
 def test_o23_a_cancelled_task_disappears_after_a_confirmation(page: Browser, program: Program) -> None:
@@ -472,14 +559,14 @@ class Programs:
     """`headgate dashboard` as a process, and programs that it shows."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         self.server = subprocess.Popen(command("dashboard", "--json"), stdout=subprocess.PIPE, env=environment())
         assert self.server.stdout is not None
         self.url: str = json.loads(self.server.stdout.readline())["url"]
         self._started: list[subprocess.Popen[bytes]] = []
 
     def start(self, script: str, pool: str) -> subprocess.Popen[bytes]:
-        path = self._folder / script
+        path = self.folder / script
         path.write_text(PROGRAM)
         env = {**os.environ, "HEADGATE_OBSERVE": "1"}
         self._started.append(subprocess.Popen([sys.executable, str(path), pool], env=env, stderr=subprocess.DEVNULL))
@@ -583,6 +670,31 @@ def test_o23_a_program_that_is_stopped_gives_no_answer_until_it_goes_on(browser:
     browser.until("return document.querySelector('#banner').hidden")
 
 
+def test_o20_before_the_first_answer_the_page_says_what_it_waits_for(browser: Browser, programs: Programs) -> None:
+    program = programs.start("service.py", "answers late")
+    browser.until_text("answers late")
+    browser.devtools("Network.enable", {})
+    browser.devtools("Network.setBlockedURLs", {"urls": ["*/api/stream*"]})
+    browser.open("about:blank")
+    browser.open(programs.url)
+    browser.until_text("Connecting")
+    assert "No program" not in browser.text()
+    browser.devtools("Network.setBlockedURLs", {"urls": []})
+    browser.until_text("answers late")
+    os.kill(program.pid, signal.SIGSTOP)
+    second = Programs(programs.folder)
+    try:
+        browser.open(second.url)
+        browser.until_text("1 program found. Waiting for the first answer.")
+        assert "No program" not in browser.text()
+        os.kill(program.pid, signal.SIGCONT)
+        browser.until_text("answers late")
+    finally:
+        os.kill(program.pid, signal.SIGCONT)
+        second.close()
+        browser.open("about:blank")
+
+
 def test_o23_a_program_that_ends_stays_chosen_while_others_run(browser: Browser, programs: Programs) -> None:
     chosen = programs.start("service.py", "chosen one")
     browser.until_text("chosen one")
@@ -675,7 +787,8 @@ def told(turn: int, tenants: list[str], ago: float, **more: object) -> dict[str,
     for name in ("tenants", "running", "oldest"):  # few are soon drawn
         seen["pools"][0][name] = seen["pools"][0][name][:4]
     seen["pools"][0] |= more
-    return {"alive": ["big"], "programs": [{"id": "big", "age": 0.0, "look": seen, "events": []}]}
+    program = {"id": "big", "age": 0.0, "look": seen, "events": []}
+    return {"alive": ["big"], "programs": [program], "budgets": [], "looking": 0}
 
 
 def test_o23_a_gap_in_the_plots_is_a_gap_and_tenants_keep_their_colours(told_page: Browser) -> None:

@@ -35,6 +35,15 @@ def test_o20_the_first_rate_after_a_gap_is_no_peak_and_the_next_is_not_of_the_ga
     assert noted(history, 66, 840) == 100.0
 
 
+def test_o20_failures_and_dropped_tasks_have_rates_of_what_their_totals_count() -> None:
+    history = PoolHistory("tasks")
+    totals = {"completed": 0, "failed": 0, "rejected": 0, "expired": 0, "stale": 0, "cancelled": 0}
+    history.note(totals, 0, 0)
+    point = history.note({**totals, "failed": 3, "rejected": 10, "expired": 20, "stale": 30, "cancelled": 7}, 1, 1)
+    assert point is not None
+    assert (point["failed"], point["dropped"]) == (3.0, 60.0)
+
+
 @pytest.mark.parametrize("soon", [0.0, 0.001, 0.4])
 def test_o20_looks_that_follow_each_other_at_once_make_no_peak(soon: float) -> None:
     history = PoolHistory("tasks")

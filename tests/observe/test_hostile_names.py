@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from headgate import ResourcePool, TaskPool, registry
+from headgate import DisableResource, ResourcePool, TaskPool, pool_wait, registry
 from headgate.dashboard import serve
 from headgate.observe import prometheus, publish, sampler
 from tests.cli.support import run, run_here
@@ -50,6 +51,56 @@ def test_o10_they_are_printed_as_text(pools: dict[str, str]) -> None:
         assert "half" in printed
         assert not {"\ud800", "\x1b", "\u202e"} & set(printed), asked
     assert "could be of several pools" in printed
+
+
+TWO_LINES = "one\ntwo"
+
+
+@pytest.fixture
+def lined(program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Names and a reason with line breaks. Gives the id of a task that has failed."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+    async def fail(key: object) -> None:
+        raise DisableResource(TWO_LINES)
+
+    async def begin() -> tuple[TaskPool, str]:
+        keys = ResourcePool({TWO_LINES: "value"}, name=TWO_LINES)
+        pool = TaskPool(TWO_LINES, resources=keys)
+        handle = await pool.submit(fail, key=TWO_LINES, idempotency_key=TWO_LINES)
+        await pool_wait([handle])
+        return pool, handle.id
+
+    pool, task = program.do(begin())
+    publication = publish()
+    yield task
+    publication.close()
+    program.do(pool.close(cancel=True))
+
+
+def test_o10_line_breaks_in_names_make_no_lines(lined: str) -> None:
+    story = run_here("show", lined).stdout.splitlines()
+    assert len(story) > 2
+    assert [line for line in story[1:] if not re.match(r"  \d\d:\d\d:\d\d\.\d{3}  ", line)] == []
+    assert story[0].startswith(r"one\ntwo#1 (one\ntwo), ")
+    assert any(r"one\ntwo" in line for line in story[1:])
+    assert json.loads(run_here("show", lined, "--json").stdout)["lines"] == [line.strip() for line in story[1:]]
+    for asked in ("ps", "top"):
+        printed = run_here(asked, *(["--once"] if asked == "top" else [])).stdout
+        assert not any(line.lstrip().startswith("two") for line in printed.splitlines()), printed
+
+
+def test_o10_line_breaks_in_names_make_no_lines_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        keys = ResourcePool({TWO_LINES: "value"}, name=TWO_LINES)
+        await keys.cool(TWO_LINES, 5, TWO_LINES)
+        await keys.disable(TWO_LINES)
+
+    with caplog.at_level("INFO", "headgate.resources"):
+        asyncio.run(main())
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 2
+    assert all(line.startswith(r"one\ntwo: one\ntwo ") and "\n" not in line for line in told), told
 
 
 def test_o10_they_are_printed_as_json(pools: dict[str, str]) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -206,6 +207,8 @@ def test_o30_a_loop_that_is_held_is_shown_as_held(program: Program) -> None:
 
 SELECTOR = re.compile(r"(headgate_\w+)(?:\{([^}]*)\})?")
 GROUPED = re.compile(r"by \(([^)]*)\)")
+UP = 'up{job="headgate-workers"} == 0'
+"""The one query for what Prometheus knows by itself."""
 ADDED = {"instance", "job", "le"}
 """Labels that Prometheus gives each series itself, or that a bucket has."""
 
@@ -243,7 +246,7 @@ def exported(program: Program, registry: CollectorRegistry) -> Samples:
         async with WorkerPool(spawn=1):
             return await asyncio.to_thread(scraped, registry)
 
-    load = {"running": 1.0, "finished": 2.0, "clients": 1.0, "memory": 5.0}
+    load = {"running": 1.0, "finished": 2.0, "clients": 1.0, "memory": 5.0, "certificate_expiry": 9.0}
     one = Labelled("1-0123456789ab.sock", {"program": "job.py", "pid": 1})
     one.label = one.name
     text = joined([(one, asyncio.run(worked()))]) + prometheus.exposition(prometheus.WorkerCollector(lambda: load))
@@ -256,7 +259,7 @@ def test_o30_every_query_we_ship_asks_for_what_the_exporter_has(program: Program
         known.setdefault(name, set(ADDED)).update(label for label, _ in labels)
     for query in shipped():
         names = SELECTOR.findall(query)
-        assert names, query
+        assert names or query == UP, query
         for name, wanted in names:
             assert name in known, f"{name} of {query} is exported by nobody"
             for label in re.findall(r"(\w+)=", wanted):
@@ -284,8 +287,11 @@ def test_o30_every_alert_has_a_severity_and_one_tells_of_a_program_that_is_gone(
     told = alerts()
     for one in told.values():
         assert re.search(r"labels: \{severity: (critical|warning)\}", one), one
-        assert "$labels.program" in one
+        assert ("$labels.instance" if "worker_" in one or UP in one else "$labels.program") in one
     assert "expr: headgate_program_up == 0" in told["HeadgateProgramDown"]
+    assert f"expr: {UP}" in told["HeadgateWorkerDown"]
+    jobs = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text("utf-8"))["scrape_configs"]
+    assert "headgate-workers" in [job["job_name"] for job in jobs]
     assert KEPT > 60, "it is there for longer than the alert waits"
     assert "for: 1m" in told["HeadgateProgramDown"]
 

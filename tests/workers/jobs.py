@@ -57,6 +57,13 @@ async def sleep_and_pid(seconds: float) -> int:
 
 
 @routine
+async def hold_memory(size: int, seconds: float) -> int:
+    held = bytearray(b"x" * size)
+    await asyncio.sleep(seconds)
+    return len(held)
+
+
+@routine
 async def pid_of_a_peer() -> int:
     return await pid()
 

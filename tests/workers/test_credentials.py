@@ -8,10 +8,12 @@ import os
 import pickle
 import threading
 from dataclasses import FrozenInstanceError
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography import x509
 
 import headgate
 from headgate import InvalidArgument, InvalidType, WorkerCredentials
@@ -20,7 +22,7 @@ from headgate.workers.credentials import Material
 from headgate.workers.options import checked_credentials
 from headgate.workers.protocol.transport import grpc
 from tests.workers.certificates import Authority, encrypted
-from tests.workers.support import run, until
+from tests.workers.support import run, until, wait_until
 
 CA, OTHER = Authority(), Authority("another CA")
 NEW = CA.issue(subject="the next")
@@ -52,6 +54,27 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 # -- values -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("days", [1, 400, 30_000], ids=["soon", "later", "after 2050"])
+@pytest.mark.parametrize("subject", ["worker", "w" * 60])
+def test_w70b_credentials_say_when_their_certificate_expires(days: int, subject: str) -> None:
+    pair = CA.issue(*(f"host-{number}.example.org" for number in range(30)), end=timedelta(days=days), subject=subject)
+    chain = pair.cert + CA.cert
+    wanted = x509.load_pem_x509_certificate(pair.cert).not_valid_after_utc.timestamp()
+    assert WorkerCredentials(CA.cert, pair.key, chain).expires_at() == wanted
+    with_text = b"Certificate:\n    Data:\n" + chain  # as `openssl x509 -text` writes it
+    assert WorkerCredentials(CA.cert, pair.key, with_text).expires_at() == wanted
+    assert WorkerCredentials(CA.cert, b"", b"", mutual=False).expires_at() is None
+
+
+def test_w70b_the_expiry_is_that_of_the_certificate_that_was_renewed(tmp_path: Path) -> None:
+    old, new = CA.issue(end=timedelta(days=1)), CA.issue(end=timedelta(days=90))
+    ours = WorkerCredentials.from_files(*old.write(tmp_path, CA.cert), reload=True)
+    before = ours.expires_at()
+    new.write(tmp_path, CA.cert)
+    assert before is not None
+    wait_until(lambda: (ours.expires_at() or 0.0) > before + 80 * 86400)
 
 
 def test_w70_credentials_are_frozen_values_and_at_the_root() -> None:

@@ -787,6 +787,38 @@ def test_w60_that_no_worker_was_found_is_logged_and_the_error_names_the_discover
     assert "LocalDiscovery('nobody-is-here') has told of no worker" in caplog.text
 
 
+def test_w41_o20_a_worker_of_which_only_the_address_was_known_tells_its_host_pid_and_memory() -> None:
+    events: list[Any] = []
+
+    async def main() -> None:
+        async with LocalWorker(host="127.0.0.1") as worker:
+            assert worker.metadata is not None
+            discovery = headgate.StaticDiscovery([worker.metadata.address])
+            async with WorkerPool(discovery=discovery, name="listed") as pool:
+                before = pool.workers()
+                assert [(view.pid, view.process.host) for view in before] in ([], [(0, "")]), "nobody is connected"
+                assert await jobs.pid() == worker.pid
+                [view] = pool.workers()
+                assert (view.pid, view.process.host, view.metadata.pid) == (worker.pid, socket.gethostname(), 0)
+                assert f"pid {worker.pid} ready" in repr(view)
+                [seen] = [one for one in headgate.registry.snapshot()["pools"] if one["name"] == "listed"]
+                [row] = seen["workers"]
+                assert (row["pid"], row["host"], row["address"]) == (worker.pid, socket.gethostname(), view.address)
+                assert row["memory"] == seen["memory"] > 1_000_000
+                hungry = asyncio.ensure_future(jobs.hold_memory(200_000_000, 60.0))
+                await until(lambda: (pool.workers()[0].process.memory or 0) > row["memory"] + 150_000_000)
+                hungry.cancel()
+                os.kill(worker.pid, signal.SIGKILL)
+                await until(lambda: "worker_lost" in [event.name for event in events])
+            assert {event.pid for event in events if event.uid == view.uid} == {worker.pid}
+
+    unsubscribe = headgate.subscribe(events.append, "workers.lifecycle")
+    try:
+        run(main)
+    finally:
+        unsubscribe()
+
+
 @pytest.mark.parametrize(
     ("number", "name"), [(signal.SIGKILL, "worker_lost"), (signal.SIGTERM, "worker_stopped")], ids=["lost", "stopped"]
 )

@@ -7,6 +7,7 @@ from dataclasses import asdict
 
 from headgate.cli.finding import add_certificates, add_namespace, credentials_of, discovery_of
 from headgate.cli.output import paint, print_json
+from headgate.core.one_line import one_line
 
 TYPE_CHECKING = False  # see cli/main.py
 if TYPE_CHECKING:
@@ -42,11 +43,13 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print_json([asdict(one) for one in found])
     else:
-        width = max(len(one.name) for one in found)
+        width = max(len(one_line(one.name)) for one in found)
         for one in found:
-            print(f"{paint(f'{one.state:<5}', _COLOURS[one.state])}  {one.name:<{width}}  {one.text}")
+            print(
+                f"{paint(f'{one.state:<5}', _COLOURS[one.state])}  {one_line(one.name):<{width}}  {one_line(one.text)}"
+            )
             if one.remedy and one.state != "ok":
-                print(f"{'':<{width + 9}}{one.remedy}")
+                print(f"{'':<{width + 9}}{one_line(one.remedy)}")
     return 1 if any(one.state == "wrong" for one in found) else 0
 
 

@@ -6,7 +6,8 @@ import argparse
 from contextlib import ExitStack
 
 from headgate.cli.arguments import whole
-from headgate.cli.output import WrongCall, complain, one_line, print_json
+from headgate.cli.output import WrongCall, complain, print_json
+from headgate.core.one_line import one_line
 
 TYPE_CHECKING = False  # see cli/main.py
 if TYPE_CHECKING:

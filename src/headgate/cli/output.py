@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
+from headgate.core.one_line import one_line
+
 TYPE_CHECKING = False  # typing's own, without importing typing: `headgate --help` is to be quick
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,10 +70,11 @@ def paint(text: str, colour: str, out: TextIO | None = None) -> str:
 def print_table(titles: Sequence[str], rows: Sequence[Sequence[str]], *, fold: Sequence[str] = ()) -> None:
     """Print rows under their titles: with `rich` on a terminal if it is installed, else as plain columns.
 
-    `fold`: the titles of columns whose cells may take several lines. Columns without any text are left out.
+    What a cell says may come from others, and is escaped. `fold`: the titles of columns whose cells may take several
+    lines. Columns without any text are left out.
     """
     shown = [column for column in range(len(titles)) if any(row[column] for row in rows)]
-    titles, rows = [titles[column] for column in shown], [[row[column] for column in shown] for row in rows]
+    titles, rows = [titles[column] for column in shown], [[one_line(row[column]) for column in shown] for row in rows]
     if is_coloured(sys.stdout) and _print_rich(titles, rows, fold):
         return
     widths = [max(len(row[column]) for row in (titles, *rows)) for column in range(len(titles))]
@@ -93,8 +96,3 @@ def _print_rich(titles: Sequence[str], rows: Sequence[Sequence[str]], fold: Sequ
         table.add_row(*(Text(cell) for cell in row))
     Console().print(table)
     return True
-
-
-def one_line(text: str) -> str:
-    """Return a text without characters that would move the cursor of a terminal."""
-    return text if text.isprintable() else "".join(letter if letter.isprintable() else "?" for letter in text)

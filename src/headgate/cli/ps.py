@@ -6,7 +6,7 @@ import argparse
 from collections import Counter
 
 from headgate.cli.observing import HOW, add_program, nothing_seen
-from headgate.cli.output import complain, one_line, print_json, print_table
+from headgate.cli.output import complain, print_json, print_table
 from headgate.cli.workers import shown_age
 
 TYPE_CHECKING = False  # see cli/main.py
@@ -22,7 +22,7 @@ example:
 """
 PATIENCE = 5.0
 """Seconds that a program has to answer. One that is stopped must not keep the others from being listed for long."""
-TITLES = ("pid", "program", "pool", "kind", "state", "running", "queued", "done", "failed", "age")
+TITLES = ("pid", "program", "pool", "kind", "state", "running", "queued", "done", "failed", "dropped", "age")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -59,30 +59,33 @@ def run(options: argparse.Namespace) -> int:
 def rows_of(seen: dict[str, Any]) -> list[tuple[str, ...]]:
     """Return a row for each pool of a program; one that has none has a row too."""
     age = shown_age(max(0.0, seen["at"] - seen["started_at"]))
-    about = (str(seen["pid"]), one_line(seen["program"]))
+    about = (str(seen["pid"]), seen["program"])
     names = Counter(view["name"] for view in seen["pools"])
     pools = []
     for view in seen["pools"]:
         number = f" (#{view['number']})" if names[view["name"]] > 1 else ""
-        pools.append((*about, one_line(view["name"]) + number, view["kind"], *_figures(view), age))
-    return pools or [(*about, "-", "", "", "", "", "", "", age)]
+        pools.append((*about, view["name"] + number, view["kind"], *_figures(view), age))
+    return pools or [(*about, "-", "", "", "", "", "", "", "", age)]
 
 
 def _figures(view: dict[str, Any]) -> tuple[str, ...]:
-    """Return the state of a pool, and what is running, queued, done and failed."""
+    """Return the state of a pool, and what is running, queued, done, failed and dropped."""
     if view.get("held"):
-        return f"its loop is held for {view['held']:.0f} s", "", "", "", ""
+        return f"its loop is held for {view['held']:.0f} s", "", "", "", "", ""
     if "broken" in view:
-        return f"cannot be read: {one_line(view['broken'])}", "", "", "", ""
+        return f"cannot be read: {view['broken']}", "", "", "", "", ""
     if "changing" in view:
-        return "changes too fast to be read", "", "", "", ""
+        return "changes too fast to be read", "", "", "", "", ""
     if view["kind"] == "tasks" and "active" in view:
         running = f"{view['active']}/{view['max_concurrent']}"
-        return view["state"], running, str(view["queued"]), str(view["completed"]), str(view["failed"])
+        from headgate.observe.history import DROPPED
+
+        ended = (str(view[name]) for name in ("queued", "completed", "failed"))
+        return view["state"], running, *ended, str(sum(view[name] for name in DROPPED) or "")
     if view["kind"] == "resources":
         state = f"{view['healthy']} healthy, {view['cooling_down']} cooling, {view['disabled']} disabled"
-        return state, str(view["in_flight"]), str(view["waiting"]), str(view["successes"]), ""
+        return state, str(view["in_flight"]), str(view["waiting"]), str(view["successes"]), "", ""
     if view["kind"] == "workers":
         state = f"{view['ready']} of {view['worker_count']} ready"
-        return state, str(view["in_flight"]), "", "", str(view["losses"] or "")
-    return str(view.get("state", "")), "", "", "", ""
+        return state, str(view["in_flight"]), "", "", str(view["losses"] or ""), ""
+    return str(view.get("state", "")), "", "", "", "", ""

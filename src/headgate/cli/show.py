@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 
 from headgate.cli.observing import add_program, ask_one
-from headgate.cli.output import one_line, print_json
+from headgate.cli.output import print_json
+from headgate.core.one_line import one_line
 
 _DESCRIPTION = """\
 Print the story of a task of a running program: when it was submitted, what it waited for, each attempt with its
@@ -27,8 +28,8 @@ def run(options: argparse.Namespace) -> int:
     """Print the story."""
     story = ask_one(options, "story", task=options.task)
     if options.json:
-        title, *lines = story.splitlines()
+        title, *lines = story.split("\n")
         print_json({"task": options.task, "title": title, "lines": [line.strip() for line in lines]})
     else:
-        print("\n".join(map(one_line, story.splitlines())))
+        print("\n".join(map(one_line, story.split("\n"))))
     return 0

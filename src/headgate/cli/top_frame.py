@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from headgate.cli.output import one_line
 from headgate.cli.workers import shown_age
+from headgate.core.one_line import one_line
+from headgate.observe.budgets import shared_budgets
+from headgate.observe.history import DROPPED
 
 SORTS = ("age", "name", "load")
 
@@ -90,7 +92,7 @@ def frame(
         return [*lines, [], [Piece("No program can be seen. Start one with HEADGATE_OBSERVE=1.", "yellow")]][:height]
     tables = [table for table in _tables(seen, settings, since) if table.rows]
     if not tables and settings.filter:
-        lines.append([Piece(_cut(f"Nothing here has {one_line(settings.filter)!r} in its name.", width), "yellow")])
+        lines.append([Piece(_cut(f"Nothing here has {settings.filter!r} in its name.", width), "yellow")])
     room = height - len(lines) - 2 * len(tables)
     for number, table in enumerate(tables):
         share = max(1, room // (len(tables) - number))
@@ -121,8 +123,8 @@ def _answering(seen: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _bar(settings: Settings, width: int) -> Line:
     if settings.typing:
-        return [Piece(_cut(f"filter: {one_line(settings.filter)}_  (Enter keeps it, Esc clears it)", width), "yellow")]
-    chosen = f", only {one_line(settings.filter)!r}" if settings.filter else ""
+        return [Piece(_cut(f"filter: {settings.filter}_  (Enter keeps it, Esc clears it)", width), "yellow")]
+    chosen = f", only {settings.filter!r}" if settings.filter else ""
     keys = f"q quit   p pause   s sort   / filter   sorted by {settings.sort}{chosen}"
     return [Piece(_cut(keys, width), "dim")]
 
@@ -130,6 +132,7 @@ def _bar(settings: Settings, width: int) -> Line:
 def _tables(seen: Sequence[dict[str, Any]], settings: Settings, since: float) -> Iterable[Table]:
     yield _silent(seen, settings, since)
     views = _named(_answering(seen))
+    yield _budgets(seen, settings)
     yield _pools(views, settings)
     yield _broken(views, settings)
     yield _tenants(views, settings, since)
@@ -160,7 +163,7 @@ def _named(seen: Sequence[dict[str, Any]]) -> Views:
         View(one, view, name if len(pids[view["name"]]) < 2 else f"{_cut(name, 9)} {one['pid']}")
         for one in seen
         for view in one["pools"]
-        for name in (one_line(view["name"]),)
+        for name in (view["name"],)
     ]
 
 
@@ -168,15 +171,31 @@ def _silent(seen: Sequence[dict[str, Any]], settings: Settings, since: float) ->
     """The programs that give no answer. What they said last is old, and is shown nowhere else."""
     rows = [
         [
-            Piece(one_line(one["program"]) or "(never answered)", "bold"),
+            Piece(one["program"] or "(never answered)", "bold"),
             Piece(str(one["pid"])),
             Piece(f"{one['silent'] + since:.0f} s", "red"),
-            Piece(one_line(one.get("why", "it is stopped, or too busy"))),
+            Piece(one.get("why", "it is stopped, or too busy")),
         ]
         for one in seen
         if "silent" in one and _fits(settings, one["program"], str(one["pid"]))
     ]
     return Table("Programs that give no answer", ("program", "pid", "for", "why"), (None, 8, 8, 40), rows)
+
+
+def _budgets(seen: Sequence[dict[str, Any]], settings: Settings) -> Table:
+    """The budgets that processes share, each with the sum of all of them. The processes stand in the next table."""
+    rows = []
+    for one in shared_budgets((str(look["pid"]), look) for look in _answering(seen)):
+        if _fits(settings, one["name"]):
+            cells = [
+                Piece(one["name"], "bold"),
+                Piece(str(one["member_count"])),
+                Piece(f"{one['active']}/{one['limit']}"),
+                Piece(str(one["queued"])),
+            ]
+            rows.append((cells, float(one["queued"]), one["name"], one["active"]))
+    titles = ("budget", "processes", "running", "queued")
+    return Table("Shared budgets", titles, (None, 18, 9, 7), _sorted(rows, settings))
 
 
 def _pools(views: Views, settings: Settings) -> Table:
@@ -187,20 +206,21 @@ def _pools(views: Views, settings: Settings) -> Table:
             continue
         point = view.get("point", {})
         cells = [
-            Piece(one_line(view["name"]), "bold"),
+            Piece(view["name"], "bold"),
             _state(view),
             Piece(f"{view['active']}/{view['max_concurrent']}"),
             Piece(str(view["queued"])),
             Piece(f"{point.get('done', 0.0):.1f}"),
             Piece(str(view["failed"] or ""), "red"),
+            Piece(str(sum(view[name] for name in DROPPED) or ""), "yellow"),
             Piece(str(one["pid"]) if several else ""),
             Piece(str(view["completed"])),
             Piece(f"{view['jain']:.2f}"),
-            Piece(one_line(one["program"])),
+            Piece(one["program"]),
         ]
         rows.append((cells, view["lag"], view["name"], view["active"]))
-    titles = ("pool", "state", "running", "queued", "done/s", "failed", "pid", "done", "fair", "program")
-    return Table("Task pools", titles, (None, 18, 9, 7, 7, 6, 8, 9, 4, 30), _sorted(rows, settings))
+    titles = ("pool", "state", "running", "queued", "done/s", "failed", "dropped", "pid", "done", "fair", "program")
+    return Table("Task pools", titles, (None, 18, 9, 7, 7, 6, 7, 8, 9, 4, 30), _sorted(rows, settings))
 
 
 def _several(views: Views) -> bool:
@@ -212,7 +232,7 @@ def _state(view: dict[str, Any]) -> Piece:
     if view.get("held"):
         return Piece(f"loop held {view['held']:.0f} s", "red")
     if waits := view.get("waiting_for"):
-        return Piece(f"waits: {one_line(str(waits['cause']))}", "yellow")
+        return Piece(f"waits: {waits['cause']}", "yellow")
     return Piece(str(view["state"]))
 
 
@@ -220,9 +240,9 @@ def _broken(views: Views, settings: Settings) -> Table:
     """The pools of any kind whose state cannot be read, and the error."""
     rows = [
         [
-            Piece(one_line(view["name"]), "bold"),
+            Piece(view["name"], "bold"),
             Piece(view["kind"]),
-            Piece(one_line(view["broken"]), "red"),
+            Piece(view["broken"], "red"),
             Piece(str(one["pid"])),
         ]
         for one, view, _ in views
@@ -239,7 +259,7 @@ def _tenants(views: Views, settings: Settings, since: float) -> Table:
             if _fits(settings, name, view["name"]):
                 lag = row["lag"] + since if row["queued"] else 0.0
                 cells = [
-                    Piece(one_line(name), "bold"),
+                    Piece(name, "bold"),
                     Piece(its_name),
                     Piece(str(row["active"])),
                     Piece(str(row["queued"])),
@@ -268,7 +288,7 @@ def _resources(views: Views, settings: Settings, since: float) -> Table:
                 most = "" if row["max_in_flight"] is None else f"/{row['max_in_flight']}"
                 refused = row["refusals"]
                 cells = [
-                    Piece(one_line(row["id"]), "bold"),
+                    Piece(row["id"], "bold"),
                     Piece(its_name),
                     Piece(status.removesuffix("_down").replace("_", " "), _COLOURS[status]),
                     Piece(f"{left:.1f} s" if left else ""),
@@ -285,19 +305,22 @@ def _workers(views: Views, settings: Settings) -> Table:
     rows = []
     for _, view, its_name in views:
         for row in view.get("workers", ()) if view["kind"] == "workers" else ():
-            if _fits(settings, row["uid"], view["name"], str(row["pid"])):
+            if _fits(settings, row["uid"], view["name"], str(row["pid"]), row["host"], row["address"]):
+                far = not row["address"].startswith("unix:")
                 bad = row["state"] in ("lost", "blocked")
                 cells = [
-                    Piece(one_line(row["uid"]), "bold"),
+                    Piece(row["uid"], "bold"),
                     Piece(its_name),
                     Piece(str(row["pid"] or "")),
                     Piece(row["state"], "red" if bad else "green" if row["state"] == "ready" else "yellow"),
                     Piece(str(row["in_flight"])),
                     Piece("" if row["memory"] is None else f"{row['memory'] / 1e6:.0f} MB"),
+                    Piece(row["host"] if far else ""),
+                    Piece(row["address"] if far else ""),
                 ]
                 rows.append((cells, float(bad), row["uid"], row["in_flight"]))
-    titles = ("worker", "pool", "pid", "state", "calls", "memory")
-    return Table("Workers", titles, (None, 16, 9, 10, 7, 10), _sorted(rows, settings))
+    titles = ("worker", "pool", "pid", "state", "calls", "memory", "host", "address")
+    return Table("Workers", titles, (None, 16, 9, 10, 7, 10, 16, 24), _sorted(rows, settings))
 
 
 def _slowest(views: Views, settings: Settings, since: float) -> Table:
@@ -309,14 +332,14 @@ def _slowest(views: Views, settings: Settings, since: float) -> Table:
             name = f"{view['name']}/{row['number']}"
             if _fits(settings, name, tenant, row["what"]):
                 cells = [
-                    Piece(f"{_cut(one_line(view['name']), 20)}/{row['number']}", "bold"),
+                    Piece(f"{_cut(view['name'], 20)}/{row['number']}", "bold"),
                     Piece(str(one["pid"]) if several else ""),
                     Piece(f"{row['seconds'] + since:.1f} s"),
-                    Piece(one_line(tenant)),
-                    Piece(one_line(row["what"].rpartition(".")[2])),
+                    Piece(tenant),
+                    Piece(row["what"].rpartition(".")[2]),
                     Piece(str(row["attempt"])),
-                    Piece(one_line(row["resource"] or "")),
-                    Piece(one_line(row["worker"] or "")),
+                    Piece(row["resource"] or ""),
+                    Piece(row["worker"] or ""),
                 ]
                 rows.append((cells, row["seconds"], name, row["attempt"]))
     titles = ("task", "pid", "running for", "tenant", "function", "try", "resource", "worker")
@@ -333,13 +356,13 @@ def _failed(views: Views, settings: Settings, since: float) -> Table:
             name = f"{view['name']}/{row['number']}"
             if _fits(settings, name, tenant, row["why"]):
                 cells = [
-                    Piece(f"{_cut(one_line(view['name']), 20)}/{row['number']}", "bold"),
+                    Piece(f"{_cut(view['name'], 20)}/{row['number']}", "bold"),
                     Piece(str(one["pid"]) if several else ""),
                     Piece(row["status"], "red"),
                     Piece(shown_age(max(0.0, one["at"] - ended_at + since)) if (ended_at := row["ended_at"]) else ""),
                     Piece("yes" if row["can_retry"] else ""),
-                    Piece(one_line(tenant)),
-                    Piece(one_line(row["why"])),
+                    Piece(tenant),
+                    Piece(row["why"]),
                 ]
                 rows.append((ended_at or 0.0, cells))
     rows.sort(key=lambda row: -row[0])
@@ -365,7 +388,7 @@ def _fits(settings: Settings, *names: str) -> bool:
 
 
 _LEAST = 16  # what the first column has at least
-_OPTIONAL = ("pid", "resource", "worker", "retry?")
+_OPTIONAL = ("pid", "resource", "worker", "retry?", "dropped", "host", "address")
 
 
 def _columns(table: Table, rows: Sequence[Sequence[Piece]], width: int) -> dict[int, int]:
@@ -396,4 +419,6 @@ def _row(columns: dict[int, int], cells: Sequence[Piece]) -> Line:
 
 
 def _cut(text: str, width: int) -> str:
+    """Return a text that has this width at most: whatever others have put into it, it moves no cursor."""
+    text = one_line(text)
     return text if len(text) <= width else text[: max(0, width - 1)] + "…"

@@ -19,9 +19,10 @@ from headgate.core.clock import clock
 from headgate.core.redaction import log_exception, redact
 from headgate.dashboard.scraping import ProgramLabels, has_socket, joined
 from headgate.dashboard.security import HEADERS, Guard
-from headgate.dashboard.sources import Seen, Source, ThisProgram
+from headgate.dashboard.sources import Source, ThisProgram
 from headgate.errors import HeadgateError, InvalidArgument
 from headgate.observe.actions import ACTIONS_KNOWN
+from headgate.observe.budgets import shared_budgets
 from headgate.observe.history import POINTS
 from headgate.observe.lines import said
 from headgate.observe.prometheus import CONTENT_TYPE
@@ -83,7 +84,7 @@ class Hub:
         if tasks:
             self.source.want_tasks(True)
         try:
-            yield sent.message(self.source.programs)
+            yield sent.message(self.source)
             while not self.closed:
                 try:
                     await asyncio.wait_for(event.wait(), QUIET)
@@ -91,10 +92,10 @@ class Hub:
                     yield ALIVE
                     continue
                 event.clear()  # before the message is made: what comes after that is in the next one
-                yield sent.message(self.source.programs)
+                yield sent.message(self.source)
                 await asyncio.sleep(SOONEST)
             if isinstance(self.source, ThisProgram):
-                yield sent.message(self.source.programs, is_last=True)
+                yield sent.message(self.source, is_last=True)
         finally:
             self._waiting.discard(event)
             if tasks:
@@ -128,9 +129,16 @@ class _Sent:
         self._looks: dict[str, int] = {}
         self._events: dict[str, int] = {}
 
-    def message(self, programs: dict[str, Seen], *, is_last: bool = False) -> str:
+    def message(self, source: Source, *, is_last: bool = False) -> str:
         """Return what is new as a server-sent event. The last one of a program says that it ends."""
-        told: dict[str, Any] = {"alive": [] if is_last else sorted(programs), "programs": [], "ended": is_last}
+        programs = source.programs
+        told: dict[str, Any] = {
+            "alive": [] if is_last else sorted(programs),
+            "programs": [],
+            "budgets": shared_budgets((name, seen.look) for name, seen in programs.items()),
+            "looking": source.looking,
+            "ended": is_last,
+        }
         for name, seen in programs.items():
             if not seen.look or self._looks.get(name) == seen.number:
                 continue

@@ -63,6 +63,10 @@ class Source(Protocol):
 
     programs: dict[str, Seen]
 
+    @property
+    def looking(self) -> int:
+        """Number of programs that were found and have told nothing yet."""
+
     async def open(self, changed: Callable[[], None]) -> None:
         """Begin to look; `changed` is called on the loop when something is new."""
 
@@ -89,6 +93,11 @@ class ThisProgram:
         self._stops: list[Callable[[], None]] = []
         self._heard = 0
         self._closed: deque[dict[str, Any]] = deque(maxlen=_CLOSED)
+
+    @property
+    def looking(self) -> int:
+        """1 until the first look."""
+        return int(not self.programs[self.ID].look)
 
     async def open(self, changed: Callable[[], None]) -> None:
         """Look at the pools of this process."""
@@ -167,6 +176,11 @@ class PublishedPrograms:
         self._tasks = 0
         self._scan: asyncio.Task[None] | None = None
 
+    @property
+    def looking(self) -> int:
+        """Number of programs that are connected, and have told nothing yet."""
+        return len(self._watched.keys() - self.programs.keys())
+
     async def open(self, changed: Callable[[], None]) -> None:
         """Watch the programs that there are, and look for new ones."""
         self._changed = changed
@@ -229,10 +243,18 @@ class PublishedPrograms:
         self._unreadable = {name: again for name, again in self._unreadable.items() if name in names}
         for name in names:
             if name not in self._watched and self._unreadable.get(name, 0.0) <= clock.now():
-                task = self._watched[name] = asyncio.ensure_future(self._watch(name))
-                task.add_done_callback(lambda _, name=name: self._watched.pop(name, None))  # type: ignore[misc]
+                self._watched[name] = asyncio.ensure_future(self._watch(name))
 
     async def _watch(self, name: str) -> None:
+        """Follow a program until it ends."""
+        try:
+            await self._follow(name)
+        finally:
+            self._watched.pop(name, None)
+            self.programs.pop(name, None)
+            self._changed()
+
+    async def _follow(self, name: str) -> None:
         """Take in what a program sends until it ends."""
         try:
             reader, writer = await _connected(name)
@@ -261,8 +283,6 @@ class PublishedPrograms:
         finally:
             writer.close()
             self._writers.pop(name, None)
-            if self.programs.pop(name, None) is not None:
-                self._changed()
 
 
 def _say_unreadable(name: str, error: Exception) -> None:

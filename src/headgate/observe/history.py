@@ -32,10 +32,13 @@ NONE: Final = "(none)"
 BUCKETS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0, 3600.0)
 """Upper bounds in seconds: from a cached answer to a batch that waits an hour for its keys."""
 
+DROPPED: Final = ("rejected", "expired", "stale")
+"""How tasks end that are taken out of the queue: no failure of what they run."""
 _RATES: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     "tasks": {
         "done": ("completed",),
-        "failed": ("failed", "rejected", "expired", "stale"),
+        "failed": ("failed",),
+        "dropped": DROPPED,
     },
     "resources": {"ok": ("successes",), "refused": ("refusals",), "used": ("attempts",)},
     "workers": {"lost": ("losses",)},

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+from headgate.core.one_line import one_line
 from headgate.core.topics import subscribe
 
 TYPE_CHECKING = False  # see core/topics.py
@@ -59,10 +60,32 @@ def json(stream: TextIO | None = None, level: int | str = "INFO", logger: str | 
     return stop
 
 
-def _log_pool(event: Any) -> None:
-    import logging
+class _Log:
+    """Writes to a logger. Names and reasons come from others: none of them makes a line of its own."""
 
-    log = logging.getLogger("headgate.tasks")
+    __slots__ = ("_name",)
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def write(self, level: str, message: str, *args: object, extra: dict[str, str] | None = None) -> None:
+        import logging
+
+        plain = [one if isinstance(one, (int, float)) else one_line(str(one)) for one in args]
+        logging.getLogger(self._name).log(getattr(logging, level), message, *plain, extra=extra)
+
+    def info(self, message: str, *args: object) -> None:
+        self.write("INFO", message, *args)
+
+    def warning(self, message: str, *args: object) -> None:
+        self.write("WARNING", message, *args)
+
+    def error(self, message: str, *args: object) -> None:
+        self.write("ERROR", message, *args)
+
+
+def _log_pool(event: Any) -> None:
+    log = _Log("headgate.tasks")
     if event.name == "pool_unseen_failures":
         log.warning("%s: %d failed and nobody awaited them, the first: %s", event.pool, event.count, event.first)
     elif event.name == "pool_unsaved":
@@ -104,9 +127,7 @@ def _log_worker(event: Any) -> None:
 
 
 def _write_of_worker(event: Any) -> None:
-    import logging
-
-    log = logging.getLogger("headgate.workers")
+    log = _Log("headgate.workers")
     who = f"worker {event.uid} (pid {event.pid})" if event.pid else f"worker {event.uid}"  # peers know no pids
     if event.name == "worker_not_started":
         who = who if event.uid else "a worker"
@@ -118,8 +139,8 @@ def _write_of_worker(event: Any) -> None:
     elif event.name == "worker_lost":
         log.warning("%s is lost: %s%s", who, event.reason, "; another takes its place" if event.restarted else "")
     elif event.name == "worker_replaced":
-        level = logging.INFO if event.planned else logging.WARNING
-        log.log(level, "%s is replaced: %s; it finishes its other calls", who, event.reason)
+        level = "INFO" if event.planned else "WARNING"
+        log.write(level, "%s is replaced: %s; it finishes its other calls", who, event.reason)
     elif event.name == "worker_blocked" and event.threads:
         why = "its thread places are held by calls that timed out or were cancelled and go on"
         log.warning("%s is blocked: %s; no new calls that need a thread go there until one ends", who, why)
@@ -149,10 +170,9 @@ class _HealthLog:
         text = _SENTENCES.get(event.name)
         if text is None:
             return
-        import logging
-
         level, sentence = text
-        message, *args = sentence(event)
+        first, *args = sentence(event)
+        message = str(first)
         if event.name == "resource_cooled":
             more = self._count(event)
             if more is None:
@@ -163,13 +183,13 @@ class _HealthLog:
             level = "DEBUG"
         elif event.name == "resource_disabled" and event.from_another_process:
             level = "INFO"
-        log = logging.getLogger("headgate.resources")
+        log = _Log("headgate.resources")
         if event.name in _OF_NO_TASK:
-            _outside_of_tasks(log.log, getattr(logging, level), message, *args)
+            _outside_of_tasks(log.write, level, message, *args)
             return
         request_id = getattr(event, "request_id", None)  # of the task or call that found it out
         extra = {"task_id": request_id} if request_id else None
-        log.log(getattr(logging, level), message, *args, extra=extra)
+        log.write(level, message, *args, extra=extra)
 
     def _count(self, event: Any) -> int | None:
         """Count a cooldown. Returns how many were not logged before it, or None if it is not to be logged either."""

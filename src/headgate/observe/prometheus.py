@@ -184,7 +184,7 @@ def _workers(to: _Families, view: dict[str, Any], pool: str, _: PoolHistory) -> 
     for state in _STATES:
         to.gauge("headgate_workers", "Workers, by state.", view[state], pool=pool, state=state)
     to.gauge("headgate_workers_in_flight", "Calls that workers have.", view["in_flight"], pool=pool)
-    to.gauge("headgate_workers_memory_bytes", "Resident memory of local workers.", view["memory"], pool=pool)
+    to.gauge("headgate_workers_memory_bytes", "Resident memory of workers.", view["memory"], pool=pool)
     to.count("headgate_workers_lost", "Workers that ended without being told to.", view["losses"], pool=pool)
 
 
@@ -205,6 +205,9 @@ class WorkerCollector:
         families.count("headgate_worker_calls_finished", "Calls that have ended here.", now["finished"])
         families.gauge("headgate_worker_clients", "Clients that are connected.", now["clients"])
         families.gauge("headgate_worker_memory_bytes", "Resident memory of the process.", now["memory"])
+        if "certificate_expiry" in now:
+            expiry = "headgate_worker_certificate_expiry_timestamp_seconds"
+            families.gauge(expiry, "When its certificate expires, in Unix seconds.", now["certificate_expiry"])
         yield from families.made()
 
 

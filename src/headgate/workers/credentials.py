@@ -187,6 +187,14 @@ class WorkerCredentials:
         material = self.newest
         return grpc.ssl_channel_credentials(*(material if self.mutual else material[:1]))
 
+    def expires_at(self) -> float | None:
+        """Return when the newest certificate expires, in Unix seconds, or None if there is no certificate.
+
+        Reads it again if it has a source, and may block for half a second.
+        """
+        material = self.material if self._newest is None else self._newest.wait(HANDSHAKE_PATIENCE)
+        return certificate_expiry(material.worker_cert) if material.worker_cert else None
+
     async def refreshed(self) -> WorkerCredentials:
         """Return these credentials with the newest material, or with the old if no newer can be had in time."""
         if self._newest is None:
@@ -385,6 +393,44 @@ def check_material(material: Material, mutual: bool) -> None:
             )
     _check_ca(material.ca_cert)
     load_pair(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), material)
+
+
+def certificate_expiry(pem: bytes) -> float:
+    """Return when the first certificate of a PEM expires, in Unix seconds.
+
+    The ssl module tells that of a peer's certificate only, and `cryptography` is an extra that no worker needs. The
+    certificate was checked before, so that it is read here without further checks (RFC 5280, 4.1).
+    """
+    import ssl
+    from datetime import UTC, datetime
+
+    first = pem[pem.index(_BEGIN) : pem.index(_END) + len(_END)].decode("ascii")
+    _, certificate, _ = _der_element(ssl.PEM_cert_to_DER_cert(first))
+    _, rest, _ = _der_element(certificate)
+    parts = []
+    while rest:
+        tag, content, rest = _der_element(rest)
+        if tag == _SEQUENCE:
+            parts.append(content)
+    _, _, last = _der_element(parts[2])  # after the signature's algorithm and the issuer come the two dates
+    tag, when, _ = _der_element(last)
+    text = when.decode("ascii")
+    if tag == _UTC_TIME:  # two digits of the year: 1950 to 2049
+        text = ("20" if text < "50" else "19") + text
+    return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC).timestamp()
+
+
+_BEGIN, _END = b"-----BEGIN CERTIFICATE-----", b"-----END CERTIFICATE-----"
+_SEQUENCE, _UTC_TIME = 0x30, 0x17
+
+
+def _der_element(data: bytes) -> tuple[int, bytes, bytes]:
+    """Return the tag and the content of the first element of DER, and what follows it."""
+    length, begin = data[1], 2
+    if length & 0x80:  # then it says how many bytes the length has
+        begin += length & 0x7F
+        length = int.from_bytes(data[2:begin], "big")
+    return data[0], data[begin : begin + length], data[begin + length :]
 
 
 def _check_ca(ca_cert: bytes) -> None:

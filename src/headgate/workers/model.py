@@ -77,6 +77,20 @@ class WorkerMetadata:
         return hash(self.uid)  # `extra` has no hash
 
 
+class ReportedProcess(NamedTuple):
+    """The process of a worker, as the worker tells it when a session with it is open."""
+
+    host: str = ""
+    """The name of its machine; empty: not known."""
+    pid: int = 0
+    """0: not known."""
+    memory: int | None = None
+    """Bytes of resident memory: when the session began, or when it last had calls. None: not known."""
+
+
+UNREPORTED = ReportedProcess()
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerView:
     """The state of a worker at one moment, for load balancers and `WorkerPool.workers()`."""
@@ -87,6 +101,8 @@ class WorkerView:
     """Calls that the worker has not answered yet: of this event loop for a balancer, of all for `workers()`."""
     replaced_because: str = ""
     """Why another worker takes its place as soon as that is ready; empty: none does."""
+    process: ReportedProcess = UNREPORTED
+    """What the worker tells of its process."""
 
     @property
     def uid(self) -> str:
@@ -95,8 +111,8 @@ class WorkerView:
 
     @property
     def pid(self) -> int:
-        """The process id of the worker; 0 while its process is being started."""
-        return self.metadata.pid
+        """The process id of the worker; 0 while its process is being started, or is not reached."""
+        return self.metadata.pid or self.process.pid
 
     @property
     def address(self) -> str:

@@ -47,7 +47,7 @@ from headgate.errors import (
 from headgate.workers.client.other_loops import close_on, on, turns
 from headgate.workers.finding import Announcer, Finder
 from headgate.workers.membership import Membership
-from headgate.workers.model import Follower, Lifetime, Limits, WorkerMetadata, WorkerView, check_tags
+from headgate.workers.model import UNREPORTED, Follower, Lifetime, Limits, WorkerMetadata, WorkerView, check_tags
 from headgate.workers.options import checked_credentials
 from headgate.workers.pool_size import checked_placed, checked_size, refuse_for_discovered
 from headgate.workers.processes.local_placement import LocalPlacement
@@ -417,11 +417,13 @@ class WorkerPool:
             views = seen.get(placed.uid, [])
             state = views[-1].state if views and placed.state == "ready" else placed.state
             in_flight = sum(view.in_flight for view in views)
-            found.append(WorkerView(placed.metadata, state, in_flight, placed.replaced_because))
+            process = views[-1].process if views else placed.process
+            found.append(WorkerView(placed.metadata, state, in_flight, placed.replaced_because, process))
         for metadata in () if self._finder is None else self._finder.membership.admitted:
             views = seen.get(metadata.uid, [])
             state = views[-1].state if views else "lost" if metadata.uid in failing else "starting"
-            found.append(WorkerView(metadata, state, sum(view.in_flight for view in views)))
+            process = views[-1].process if views else UNREPORTED
+            found.append(WorkerView(metadata, state, sum(view.in_flight for view in views), process=process))
         return found
 
     def as_executor(self, max_concurrent: int | None = None) -> PoolExecutor:

@@ -17,7 +17,7 @@ _UNUSUAL: tuple[WorkerState, ...] = ("lost", "blocked", "cooling", "starting", "
 def pool_view(workers: Sequence[WorkerView], state: str, size: int, losses: int, rows: int) -> dict[str, Any]:
     """Return how many workers are in which state, and each of them; of more than `rows`, those that are not ready."""
     counts = Counter(view.state for view in workers)
-    memory = {view.uid: memory_of(view.pid) for view in workers if view.address.startswith("unix:")}
+    memory = {view.uid: _memory(view) for view in workers}
     shown = list(workers)
     if len(shown) > rows:
         shown = sorted(shown, key=lambda view: _UNUSUAL.index(view.state))[:rows]
@@ -39,6 +39,7 @@ def _worker(view: WorkerView, memory: int | None) -> dict[str, Any]:
         "uid": view.uid,
         "pid": view.pid,
         "address": redact(view.address),
+        "host": redact(view.process.host),
         "state": view.state,
         "in_flight": view.in_flight,
         "most": None if options is None else options.max_concurrent_streams,
@@ -47,6 +48,11 @@ def _worker(view: WorkerView, memory: int | None) -> dict[str, Any]:
         "version": view.metadata.version,
         "replaced_because": redact(view.replaced_because),
     }
+
+
+def _memory(view: WorkerView) -> int | None:
+    """Bytes of memory of a worker: as they are now, if it is on this machine, else as it told."""
+    return memory_of(view.pid) if view.address.startswith("unix:") else view.process.memory
 
 
 def memory_of(pid: int) -> int | None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from headgate.cli.batch.meter import Rate, Tally, duration
 from headgate.cli.output import is_coloured, say
 from headgate.core.clock import clock
+from headgate.core.one_line import one_line
 
 if TYPE_CHECKING:
     from headgate.resources.model import ResourceSnapshot
@@ -52,7 +53,7 @@ class Progress:
     def key_states(self) -> list[str]:
         """Tell how each key is, with its countdown."""
         states = {} if self._keys is None else self._keys()
-        told = [f"{name} {_state(key)}" for name, key in list(states.items())[:_MOST_KEYS]]
+        told = [f"{one_line(name)} {_state(key)}" for name, key in list(states.items())[:_MOST_KEYS]]
         return told + ([f"{len(states) - _MOST_KEYS} more keys"] if len(states) > _MOST_KEYS else [])
 
 
@@ -107,7 +108,7 @@ def summary(figures: Mapping[str, Any], tenants: Mapping[str, Tally], keys: Mapp
     lines = [_total(figures)]
     for title, rows in (("tenant", {name: tally.to_dict() for name, tally in tenants.items()}), ("key", keys)):
         shown = sorted(rows.items(), key=lambda row: -row[1]["done"])[:_MOST_ROWS]
-        lines += [f"  {title} {name}: {_told(row)}" for name, row in shown]
+        lines += [f"  {title} {one_line(name)}: {_told(row)}" for name, row in shown]
         if len(rows) > len(shown):
             lines.append(f"  and {len(rows) - len(shown):,} more {title}s")
     return lines

@@ -9,11 +9,15 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from headgate.errors import HeadgateError
+
 if TYPE_CHECKING:
     from headgate.workers.processes.placement import Placement
 
 NODES = 3
 _HERE = "127.0.0.1"
+_STARTING = 120.0
+"""Seconds that the nodes of Ray have to find each other. On two busy cores 30, Ray's own default, are sometimes few."""
 _RAY = {
     "RAY_USAGE_STATS_ENABLED": "0",  # it tells nobody
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # it uses loopback addresses
@@ -38,11 +42,21 @@ def ray_nodes() -> Iterator[Theatre]:
 
     from headgate.integrations.ray import RayPlacement
 
-    node = {"node_ip_address": _HERE, "num_cpus": 1, "object_store_memory": 80 * 2**20}
-    cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
-    others = [cluster.add_node(wait=False, **node) for _ in range(NODES - 1)]
-    cluster.wait_for_nodes()
-    ray.init(address=cluster.address, log_to_driver=False, _node_ip_address=_HERE)
+    node: dict[str, Any] = {"node_ip_address": _HERE, "num_cpus": 1, "object_store_memory": 80 * 2**20}
+    cluster = Cluster()
+    try:
+        cluster.add_node(**node, include_dashboard=False)
+        others = [cluster.add_node(wait=False, **node) for _ in range(NODES - 1)]
+        cluster.wait_for_nodes(_STARTING)
+        ray.init(address=cluster.address, log_to_driver=False, _node_ip_address=_HERE)
+    except Exception as error:  # TimeoutError, or Exception itself: Ray has no type of its own for it
+        cluster.shutdown()
+        raise HeadgateError(
+            f"the cluster of Ray did not start: {' '.join(str(error).split()) or type(error).__name__}",
+            remedy="Ray gives each node 30 s, and three of them need about 1 GB of free memory. Try again when the "
+            "machine is less busy, or run `headgate demo --on dask`, which needs less. Ray's own log is in "
+            "/tmp/ray/session_latest/logs.",
+        ) from error
 
     def kill() -> str:
         killing = threading.Thread(target=cluster.remove_node, args=(others[0],), kwargs={"allow_graceful": False})

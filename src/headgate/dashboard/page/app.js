@@ -7,7 +7,7 @@ const LATE = 2.5; // seconds after a look was due: then the program gives no ans
 const QUIET = 15; // seconds after which the server itself is gone: it says each 10 that it is there
 const $ = (id) => document.getElementById(id);
 const programs = new Map(); // id -> { look, received, heard, history: Map(number -> points), events, ended }
-const state = { program: "", heard: 0, tab: "overview", pools: {}, paused: false, link: "connecting", retry: 0, token: "", tasks: false };
+const state = { program: "", heard: 0, tab: "overview", pools: {}, paused: false, link: "connecting", retry: 0, token: "", tasks: false, budgets: [], looking: null };
 const applied = { updates: 0, worst: 0, last: 0 }; // milliseconds of script; read by the tests of the page
 
 // -- elements ----------------------------------------------------------------------------------------------------------
@@ -269,9 +269,9 @@ function stat(label, withSpark = false) {
 
 function overview() {
   const rate = stat("Tasks a second", true), running = stat("Running", true), queued = stat("Queued", true);
-  const oldest = stat("Oldest in the queue", true), failing = stat("Failures a second", true);
+  const oldest = stat("Oldest in the queue", true), failing = stat("Failures a second", true), dropping = stat("Dropped a second", true);
   const resources = stat("Resources healthy"), workers = stat("Workers ready");
-  const stats = h("dl", { class: "stats" }, ...[rate, running, queued, oldest, failing, resources, workers].map((one) => one.element));
+  const stats = h("dl", { class: "stats" }, ...[rate, running, queued, oldest, failing, dropping, resources, workers].map((one) => one.element));
   const flow = new Plot("", "Tasks a second over time"), depth = new Plot("", "Queue and running tasks over time");
   const notes = h("ul", { class: "notes" });
   const attention = card("Attention", notes);
@@ -284,14 +284,14 @@ function overview() {
     text("Done", (view) => (view.broken || view.kind === "workers" ? "" : whole(view.completed ?? view.successes)), { num: true, least: true }),
     text("Failed", (view) => (view.kind === "tasks" && !view.broken ? whole(view.failed) : ""), { num: true, less: true }),
   ], { key: (view) => view.number, empty: "This program has no pools now.", open: (view) => { state.pools[view.kind] = view.number; go(view.kind); } });
-  const all = card("Pools", pools.element);
-  const element = h("div", {}, stats, h("div", { class: "two" }, card("Throughput", flow.element).element, card("Queue", depth.element).element), h("div", { class: "two" }, attention.element, all.element));
+  const all = card("Pools", pools.element), shared = new Budgets();
+  const element = h("div", {}, stats, shared.element, h("div", { class: "two" }, card("Throughput", flow.element).element, card("Queue", depth.element).element), h("div", { class: "two" }, attention.element, all.element));
   return {
     element,
     update() {
       const [tasks, keys, machines] = Object.keys(COUNTERS).map((kind) => views(kind).filter(usable));
-      const past = summed(tasks, ["done", "failed", "queued", "active", "lag"]);
-      const last = past[past.length - 1] ?? { done: 0, failed: 0 };
+      const past = summed(tasks, ["done", "failed", "dropped", "queued", "active", "lag"]);
+      const last = past[past.length - 1] ?? { done: 0, failed: 0, dropped: 0 };
       const times = past.map((point) => point.t);
       const sum = (list, name) => list.reduce((total, view) => total + (view[name] ?? 0), 0);
       const lag = Math.max(0, ...tasks.map((view) => view.lag));
@@ -300,20 +300,59 @@ function overview() {
       queued.update(whole(sum(tasks, "queued")), "", "", times, past.map((point) => point.queued));
       oldest.update(seconds(lag), "", lag > 60 ? "warn" : "", times, past.map((point) => point.lag));
       failing.update(short(last.failed), `${whole(sum(tasks, "failed"))} in all`, last.failed > 0 ? "bad" : "", times, past.map((point) => point.failed));
+      const gone = tasks.reduce((total, view) => total + dropped(view), 0);
+      dropping.update(short(last.dropped), `${whole(gone)} in all`, last.dropped > 0 ? "warn" : "", times, past.map((point) => point.dropped));
+      dropping.element.hidden = !gone;
       const healthy = sum(keys, "healthy"), known = sum(keys, "resource_count");
       resources.update(whole(healthy), `of ${whole(known)}`, known && !healthy ? "bad" : healthy < known ? "warn" : "");
       const ready = sum(machines, "ready"), there = sum(machines, "worker_count");
       workers.update(whole(ready), `of ${whole(there)}`, there && !ready ? "bad" : ready < there ? "warn" : "");
       resources.element.hidden = !keys.length;
       workers.element.hidden = !machines.length;
-      flow.update(times, [{ name: "done/s", values: past.map((p) => p.done) }, { name: "failed/s", values: past.map((p) => p.failed), colour: "cbad" }]);
+      flow.update(times, endings(past));
       depth.update(times, [{ name: "queued", values: past.map((p) => p.queued), colour: "c2" }, { name: "running", values: past.map((p) => p.active), colour: "c3" }]);
+      shared.update(state.budgets);
       pools.update(current()?.look.pools.filter((view) => usable(view) || view.broken) ?? []);
       say(all.count, whole(current()?.look.pools.length));
       note(notes, attentionOf(tasks, keys, machines));
     },
   };
 }
+
+const DROPPED = ["rejected", "expired", "stale"]; // taken out of the queue: no failure of what they run
+const dropped = (view) => DROPPED.reduce((total, name) => total + (view[name] ?? 0), 0);
+const endings = (past) => [{ name: "done/s", values: past.map((p) => p.done) }, { name: "failed/s", values: past.map((p) => p.failed), colour: "cbad" },
+  ...(past.some((p) => p.dropped) ? [{ name: "dropped/s", values: past.map((p) => p.dropped), colour: "c2" }] : [])];
+const budgetOf = (view) => state.budgets.find((one) => one.id === view.id && one.members.some((member) => member.id === view.shared?.member));
+
+class Budgets {
+  // Budgets that processes share: for each the sum, then its processes. Those of this page can be opened.
+  constructor() {
+    this.table = new Table([
+      { label: "Shared budget", className: "name budget", fill: (td, row) => { const name = row.isSum ? row.name : memberName(row); say(td, name); explain(td, name); td.classList.toggle("part", !row.isSum); } },
+      text("Running", (row) => (row.isSum ? `${whole(row.active)} of ${whole(row.limit)}` : whole(row.active)), { num: true }),
+      text("Queued", (row) => whole(row.queued), { num: true }),
+      text("Processes", (row) => (row.isSum ? whole(row.member_count) : ""), { num: true, least: true }),
+    ], { key: (row) => `${row.budget}/${row.isSum ? "" : row.id}`, empty: "", open: (row) => this.show(row) });
+    this.card = card("Shared with other processes", this.table.element);
+    this.element = this.card.element;
+  }
+
+  show(row) {
+    if (!row.program) return;
+    const view = programs.get(row.program)?.look?.pools.find((one) => one.shared?.member === row.id);
+    if (view) state.pools.tasks = view.number;
+    choose(row.program);
+    go("tasks");
+  }
+
+  update(budgets) {
+    this.element.hidden = !budgets.length;
+    this.table.update(budgets.flatMap((one, index) => [{ ...one, budget: index, isSum: true }, ...one.members.map((member) => ({ ...member, budget: index }))]));
+  }
+}
+
+const memberName = (row) => (row.program ? `${row.title} (pid ${row.pid})` : `pid ${row.pid}${row.host ? ` on ${row.host}` : ""}`);
 
 function poolState(view) {
   if (view.broken) return ["cannot be shown", "bad"];
@@ -403,9 +442,9 @@ function nothing(title, words) {
 
 function tasksView() {
   const pick = chooser("tasks", "Task pool");
-  const done = stat("Done a second"), running = stat("Running"), queued = stat("Queued"), oldest = stat("Oldest in the queue"), fair = stat("Fairness"), failed = stat("Failed");
+  const done = stat("Done a second"), running = stat("Running"), queued = stat("Queued"), oldest = stat("Oldest in the queue"), fair = stat("Fairness"), failed = stat("Failed"), lost = stat("Dropped");
   const flow = new Plot("", "Tasks a second", true), depth = new Plot("", "Queued tasks of each tenant", true), wait = new Plot("s", "Age of the oldest task of each tenant", true);
-  const places = new Places();
+  const places = new Places(), shared = new Budgets();
   const title = h("h2");
   const acts = [["Resize", () => resize(pool)], ["Drain", () => drain(pool)]].map(([name, does]) => h("button", { type: "button", class: "quiet", "data-act": true, onclick: does }, name));
   const input = filterField("tenants and tasks");
@@ -449,7 +488,7 @@ function tasksView() {
   };
   input.addEventListener("input", () => draw());
   const badCard = card("Ended badly", bad.element, older);
-  const body = h("div", {}, head, h("dl", { class: "stats" }, ...[done, running, queued, oldest, fair, failed].map((one) => one.element)),
+  const body = h("div", {}, head, h("dl", { class: "stats" }, ...[done, running, queued, oldest, fair, failed, lost].map((one) => one.element)), shared.element,
     h("div", { class: "three" }, card("Throughput", flow.element).element, card("Queue by tenant", depth.element).element, card("Oldest task by tenant", wait.element).element),
     h("div", { class: "two" }, tenants.element, oldCard.element), slowCard.element, badCard.element);
   const none = nothing("No task pool", "This program has no TaskPool that can be shown now. It appears here as soon as it makes one.");
@@ -463,24 +502,28 @@ function tasksView() {
       titled(head, title, pick, pool);
       const past = points(pool), last = past[past.length - 1] ?? {};
       done.update(short(last.done ?? 0), `${whole(pool.completed)} in all`);
-      running.update(whole(pool.active), `of ${whole(pool.max_concurrent)}${pool.waiting ? `, ${whole(pool.waiting)} wait` : ""}`);
+      running.update(whole(pool.active), `${pool.shared ? "here, limit" : "of"} ${whole(pool.max_concurrent)}${pool.waiting ? `, ${whole(pool.waiting)} wait` : ""}`);
       queued.update(whole(pool.queued), pool.max_queued ? `of ${whole(pool.max_queued)}` : "");
       oldest.update(seconds(pool.lag), "", pool.lag > 60 ? "warn" : "");
       fair.update(pool.jain.toFixed(2), pool.jain > 0.9 ? "fair" : "unfair", pool.jain < 0.7 ? "warn" : "");
-      failed.update(whole(pool.failed), pool.rejected + pool.expired + pool.stale ? `${whole(pool.rejected + pool.expired + pool.stale)} dropped` : "", last.failed > 0 ? "bad" : "");
+      failed.update(whole(pool.failed), "", last.failed > 0 ? "bad" : "");
+      lost.update(whole(dropped(pool)), "", last.dropped > 0 ? "warn" : "");
+      lost.element.hidden = !dropped(pool);
+      const all = budgetOf(pool);
+      shared.update(all ? [all] : []);
       const times = past.map((point) => point.t);
-      flow.update(times, [{ name: "done/s", values: past.map((p) => p.done) }, { name: "failed/s", values: past.map((p) => p.failed), colour: "cbad" }]);
+      flow.update(times, endings(past));
       const names = places.of(`${state.program}/${pool.number}`, past);
       const series = (which) => names.map((name) => name === null ? null : { name: plain(name), values: past.map((p) => p.tenants?.[name]?.[which] ?? null) });
       depth.update(times, series(0));
       wait.update(times, series(1));
       tenants.update(pool, Math.max(pool.tenant_count, pool.tenants.length));
       for (const button of acts) refuse(button, pool.state === "open" ? "" : `${pool.name} is ${pool.state}: it takes no more tasks`);
-      const ended = pool.failed + pool.rejected + pool.expired + pool.stale, listed = pool.failures.length;
+      const badly = pool.failed + dropped(pool), listed = pool.failures.length;
       fill(slow, slowCard, pool.running, pool.active + pool.waiting);
       fill(old, oldCard, pool.oldest, pool.queued);
-      fill(bad, badCard, pool.failures, ended);
-      older.hidden = listed >= ended;
+      fill(bad, badCard, pool.failures, badly);
+      older.hidden = listed >= badly;
       say(older, listed >= LISTED ? `The last ${LISTED} are listed.` : "The others are not remembered: they hold an idempotency key, are of a former run, or the pool was made with a small keep=.");
     },
   };
@@ -559,6 +602,8 @@ function okOfEnded(row) {
   return `${row.successes < ended ? Math.min(share, 99) : share} %`;
 }
 
+const isFar = (row) => !row.address.startsWith("unix:"); // else it is on this machine, and its address is the path of a socket
+
 function workersView() {
   const pick = chooser("workers", "Worker pool");
   const ready = stat("Ready"), flight = stat("Calls"), memory = stat("Memory"), blocked = stat("Blocked"), losses = stat("Lost");
@@ -572,9 +617,11 @@ function workersView() {
     meter("Calls", (row) => (row.most ? [row.in_flight / row.most, `${row.in_flight} of ${row.most}`] : [null, whole(row.in_flight)]), { num: true, sort: "in_flight" }),
     text("Memory", (row) => (row.memory === null ? "" : bytes(row.memory)), { num: true, sort: "memory" }),
     text("Pid", (row) => String(row.pid || ""), { num: true, less: true }),
+    text("Host", (row) => (isFar(row) ? row.host : ""), { className: "cut", less: true, optional: true }),
+    text("Address", (row) => (isFar(row) ? row.address : ""), { className: "mono cut", less: true, optional: true }),
     text("Tags", (row) => row.tags.join(", "), { less: true, optional: true }),
     text("Note", (row) => row.replaced_because, { less: true, optional: true }),
-  ], { key: (row) => row.uid, name: (row) => `${row.uid} ${row.pid}`, empty: "This pool has no worker now.", defaultSort: null });
+  ], { key: (row) => row.uid, name: (row) => `${row.uid} ${row.pid} ${row.host} ${row.address}`, empty: "This pool has no worker now.", defaultSort: null });
   const body = h("div", {}, head, h("dl", { class: "stats" }, ...[ready, flight, memory, blocked, losses].map((one) => one.element)),
     h("div", { class: "two" }, card("Calls", load.element).element, card("Memory", size.element).element), list.element);
   const none = nothing("No worker pool", "This program has no WorkerPool that can be shown now.");
@@ -649,6 +696,7 @@ function eventsView() {
 }
 
 const number = (id) => (id ? `task #${String(id).split("/").pop()}` : "");
+const workerName = (e) => (e.pid ? `${e.uid} (pid ${e.pid})` : e.uid);
 const SENTENCES = {
   resource_cooled: (e) => `${e.resource_id} cools down for ${seconds(e.seconds)}${e.consecutive > 1 ? `, ${e.consecutive} in a row` : ""}: ${e.reason ?? "no reason given"}`,
   resource_disabled: (e) => `${e.resource_id} is disabled: ${e.reason ?? "by hand"}`,
@@ -656,10 +704,10 @@ const SENTENCES = {
   resource_enabled: (e) => `${e.resource_id} is enabled`,
   resource_added: (e) => `${e.resource_id} was added`,
   resource_removed: (e) => `${e.resource_id} was removed`,
-  worker_lost: (e) => `${e.uid} (pid ${e.pid}) is lost: ${e.reason}${e.restarted ? "; another takes its place" : ""}`,
-  worker_ready: (e) => `${e.uid} (pid ${e.pid}) takes calls`,
-  worker_started: (e) => `${e.uid} (pid ${e.pid}) is started`,
-  worker_stopped: (e) => `${e.uid} (pid ${e.pid}) has stopped`,
+  worker_lost: (e) => `${workerName(e)} is lost: ${e.reason}${e.restarted ? "; another takes its place" : ""}`,
+  worker_ready: (e) => `${workerName(e)} takes calls`,
+  worker_started: (e) => `${workerName(e)} is started`,
+  worker_stopped: (e) => `${workerName(e)} has stopped`,
   action_taken: (e) => `${e.action} ${e.target}, from the ${e.origin}: ${e.outcome}`,
   pool_submit: (e) => `${number(e.task_id)} of ${tenantName(e.partition)}, ${e.queue_depth} queued`,
   pool_dequeue: (e) => `${number(e.task_id)} starts after ${seconds(e.queued_for)}`,
@@ -816,6 +864,9 @@ function received(message) {
     known.events.splice(0, known.events.length - EVENTS);
     known.ended = 0;
   }
+  state.looking = message.looking;
+  if (!state.paused) state.budgets = message.budgets;
+  else state.late = message.budgets;
   const alive = new Set(message.alive);
   for (const id of programs.keys()) if (!alive.has(id) && id !== state.program) programs.delete(id);
   if (current() && !current().ended && !alive.has(state.program)) {
@@ -935,10 +986,13 @@ function draw() {
 }
 
 function drawEmpty() {
-  if (shown === "empty" || state.link !== "live") return;
-  shown = "empty";
-  $("main").replaceChildren(h("div", { class: "blank" }, h("h1", {}, "No program can be seen"), h("p", {}, "A program of this user shows itself when it is started like this:"),
-    h("pre", {}, "HEADGATE_OBSERVE=1 python your_program.py"), h("p", {}, "or when it calls headgate.observe.publish(). It appears here within a second.")));
+  if (state.link === "locked") return;
+  const [title, ...more] = state.looking === null ? ["Connecting", h("p", {}, "Waiting for the first answer of the dashboard.")]
+    : state.looking ? ["Looking at programs", h("p", {}, `${many(state.looking, "program")} found. Waiting for the first answer.`)]
+    : ["No program can be seen", h("p", {}, "A program of this user shows itself when it is started like this:"), h("pre", {}, "HEADGATE_OBSERVE=1 python your_program.py"), h("p", {}, "or when it calls headgate.observe.publish(). It appears here within a second.")];
+  if (shown === title) return;
+  shown = title;
+  $("main").replaceChildren(h("div", { class: "blank" }, h("h1", {}, title), ...more));
 }
 
 function drawPrograms() {
@@ -985,6 +1039,7 @@ function pause() {
   say($("pause"), state.paused ? "Go on" : "Pause");
   if (!state.paused) {
     for (const one of programs.values()) Object.assign(one, one.late);
+    state.budgets = state.late ?? state.budgets;
     follow();
   }
   draw();

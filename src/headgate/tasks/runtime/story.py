@@ -10,6 +10,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from headgate.core.one_line import one_line
 from headgate.core.redaction import redact
 from headgate.tasks.model import Mark, Remains, TaskRecord, Terms, Told
 
@@ -41,8 +42,7 @@ def story_of(task: TaskRecord, now: float) -> Story:
     lines = [(began, f"submitted{_options(task)}"), *_with_waits(task, marks, now, task.owner)]
     if task.ended is not None:
         lines.append((task.ended.wall, _end(task)))
-    shown = [f"  {_time(wall)}  {max(0.0, wall - began):+9.3f} s  {what}" for wall, what in lines]
-    return Story(redact("\n".join([_title(task, now), *shown])))
+    return _written(_title(task, now), began, lines)
 
 
 def story_of_past(past: Remains, owner: Executor) -> Story:
@@ -60,8 +60,13 @@ def story_of_past(past: Remains, owner: Executor) -> Story:
     outcome = past.outcome
     why = "" if outcome is None else f": {outcome.line if isinstance(outcome, Told) else outcome.reason}"
     lines.append((ended, f"{past.status}{why}"))
-    shown = [f"  {_time(wall)}  {max(0.0, wall - began):+9.3f} s  {what}" for wall, what in lines]
-    return Story(redact("\n".join([title, *shown])))
+    return _written(title, began, lines)
+
+
+def _written(title: str, began: float, lines: list[tuple[float, str]]) -> Story:
+    """The story as text. Whatever names and reasons contain, it has a line for each thing that happened."""
+    told = [f"  {_time(wall)}  {max(0.0, wall - began):+9.3f} s  {redact(what)}" for wall, what in lines]
+    return Story("\n".join(map(one_line, [redact(title), *told])))
 
 
 def _queued(task: TaskRecord | Remains) -> float:
@@ -145,7 +150,7 @@ def _title(task: TaskRecord, now: float) -> str:
 
 def _text(value: object) -> str:
     try:
-        return " ".join(str(value).split())[:80]
+        return str(value)[:80]
     except Exception:
         return f"a {type(value).__qualname__}"
 

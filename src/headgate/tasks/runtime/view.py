@@ -83,7 +83,30 @@ def pool_view(executor: Executor, rows: int, shared: View | None) -> dict[str, A
         "running": [_task_row(task, now) for task in running],
         "oldest": [_task_row(task, now) for task in oldest],
         "failures": [_failure_row(executor, Remains._make(one)) for one in ended_badly],
-        "shared": None if shared is None else {"members": len(shared["members"]), "reachable": shared["reachable"]},
+        "shared": None if shared is None else _shared(shared, rows),
+    }
+
+
+def _shared(shared: View, rows: int) -> dict[str, Any]:
+    """The sum of a shared budget, and its members: this one comes first, and is always listed."""
+    members = sorted(shared["members"], key=lambda one: not one["is_this_pool"])
+    return {
+        "member": next((one["id"] for one in members if one["is_this_pool"]), ""),
+        "active": shared["active"],
+        "queued": shared["queued"],
+        "reachable": shared["reachable"],
+        "as_of": shared["as_of"],
+        "member_count": len(members),
+        "members": [
+            {
+                "id": one["id"],
+                "host": shown(one["host"]),
+                "pid": one["pid"],
+                "active": one["held"],
+                "queued": one["queued"],
+            }
+            for one in members[: max(1, rows)]
+        ],
     }
 
 

@@ -105,4 +105,4 @@ class Openings:
 
 def _emit(event: Callable[..., WorkerBlocked | WorkerUnblocked], connection: Connection, **fields: object) -> None:
     if WORKERS.listeners:
-        WORKERS.emit(event(at=clock.wall(), uid=connection.metadata.uid, pid=connection.metadata.pid, **fields))
+        WORKERS.emit(event(at=clock.wall(), uid=connection.metadata.uid, pid=connection.pid, **fields))

@@ -141,6 +141,11 @@ class Connection:
         return self.session.waiting + len(self.session.left)
 
     @property
+    def pid(self) -> int:
+        """The process id of the worker; 0: not known. Of one in a list of addresses only the worker itself tells it."""
+        return self.metadata.pid or self.session.process.pid
+
+    @property
     def is_begun(self) -> bool:
         """Whether it has begun to connect."""
         return bool(self._tasks)

@@ -172,7 +172,7 @@ class Connections:
             return
         self._admit(connection)
         if WORKERS.listeners and connection.metadata.uid in self._discovered:
-            WORKERS.emit(WorkerReady(at=clock.wall(), uid=connection.metadata.uid, pid=connection.metadata.pid))
+            WORKERS.emit(WorkerReady(at=clock.wall(), uid=connection.metadata.uid, pid=connection.pid))
         self._openings.happened(connection, "open", "")
 
     def _not_reached(self, metadata: WorkerMetadata, is_explained: bool) -> None:
@@ -271,7 +271,7 @@ class Connections:
         calls = connection.in_flight
         if self.gone:  # its earlier sessions finish theirs
             calls += sum(one.in_flight for one in self.gone if one.metadata.uid == connection.metadata.uid)
-        return WorkerView(connection.metadata, state, calls)
+        return WorkerView(connection.metadata, state, calls, process=connection.session.process)
 
     def _takes_over(self, connection: Connection) -> None:
         """Note that a session takes the place of another with the same worker."""
@@ -339,7 +339,7 @@ class Connections:
                 discovered = self._discovered.get(connection.metadata.uid)
                 if discovered is not None:
                     if WORKERS.listeners:
-                        WORKERS.emit(_departure(discovered, happening, reason))
+                        WORKERS.emit(_departure(discovered.uid, connection.pid, happening, reason))
                     self._candidates.add(discovered, reason, permanent=happening == "refused")
                 elif self._on_lost is not None and happening == "lost":
                     self._on_lost(connection.metadata, reason)
@@ -372,9 +372,9 @@ class Connections:
             await asyncio.gather(*self._endings, return_exceptions=True)
 
 
-def _departure(worker: WorkerMetadata, happening: Happening, reason: str) -> WorkerStopped | WorkerLostEvent:
+def _departure(uid: str, pid: int, happening: Happening, reason: str) -> WorkerStopped | WorkerLostEvent:
     """Make the event of a discovered worker that has gone: one that said before that it would stop is not lost."""
-    uid, pid, at = worker.uid, worker.pid, clock.wall()
+    at = clock.wall()
     if happening == "stopped":
         return WorkerStopped(at=at, uid=uid, pid=pid)
     return WorkerLostEvent(at=at, uid=uid, pid=pid, reason=redact(reason), restarted=False)

@@ -115,7 +115,7 @@ def _not_finished(routine: Routine, why: str) -> PoolClosed:
 
 def _lost(call: RoutineCall, stopped: bool) -> WorkerLost:
     routine, connection = call.routine, call.connection
-    task, uid, pid = task_id(call), connection.metadata.uid, connection.metadata.pid
+    task, uid, pid = task_id(call), connection.metadata.uid, connection.pid
     what = "was stopped" if stopped else "was lost"
     why = "it did not wait for the task to end" if stopped else connection.reason
     ending = connection.ending or Ending()

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from headgate.workers.model import UNREPORTED, ReportedProcess
 from headgate.workers.protocol.bulk import INLINE, BulkPayload, Lending
 from headgate.workers.protocol.bulk_channel import BulkChannel, name_loan
 from headgate.workers.protocol.call_ends import KIND_OF_REFUSAL, KIND_OF_RESULT
@@ -44,6 +45,8 @@ from headgate.workers.protocol.wire.wire_pb2 import Hello, Probe, Pulse, Step, T
 from headgate.workers.serialization.definitions import Definitions
 from headgate.workers.server.admission import Reservations
 
+_LONGEST_HOST = 253  # as DNS allows
+
 
 class ClientSession:
     """One session with one worker, as the client keeps it: which calls are unsent, sent and answered."""
@@ -53,6 +56,7 @@ class ClientSession:
         self.epoch: int = epoch
         self.state: Literal["opening", "open", "stopping", "over"] = "opening"
         self.uid: str = ""
+        self.process: ReportedProcess = UNREPORTED
         self.lengths: Lengths = lengths_of(0)
         self.max_age: float = 0.0
         """Seconds after which the worker closes the connection; 0: never."""
@@ -254,6 +258,8 @@ class ClientSession:
                 f"{OLDEST} to {NEWEST}"
             )
         self.uid = message.welcome.uid
+        welcome = message.welcome
+        self.process = ReportedProcess(welcome.host[:_LONGEST_HOST], welcome.pid, welcome.memory or None)
         self.max_age = message.welcome.max_age_ms / 1000
         self.lengths = lengths_of(message.welcome.max_message)
         self.bulk.shares = message.welcome.shares
@@ -351,6 +357,8 @@ class ClientSession:
         bulk.receive(message)
         if message.HasField("pulse"):
             self.pulse = message.pulse
+            if message.pulse.memory:
+                self.process = self.process._replace(memory=message.pulse.memory)
         if message.stopping:
             self.state = "stopping"
         self.reservations.receive(message)

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Literal
 
+from headgate.workers.model import UNREPORTED, ReportedProcess
 from headgate.workers.protocol.bulk import BulkPayload, ProtocolViolation
 from headgate.workers.protocol.bulk_channel import BulkChannel, name_loan
 from headgate.workers.protocol.call_ends import REFUSAL_OF_KIND, RESULT_OF_KIND
@@ -86,11 +87,12 @@ class WorkerSession:
         probe: Probe | None = None,
         shares: bool = False,
         max_age_ms: int = 0,
+        process: ReportedProcess = UNREPORTED,
     ) -> bool:
         """Read the client's first message and prepare the answer for `take`. False: the client is refused.
 
         `probe` is for the client to try; `shares`: the probe that it offered could be read; `max_age_ms`: when its
-        connection will be closed.
+        connection will be closed; `process`: of this worker.
         """
         reply = self._message()
         hello = message.hello
@@ -111,6 +113,9 @@ class WorkerSession:
                     shares=shares,
                     max_age_ms=min(max_age_ms, 2**32 - 1),
                     max_message=min(self.lengths.longest, 2**32 - 1),
+                    host=process.host,
+                    pid=process.pid,
+                    memory=process.memory or 0,
                 )
             )
             reply.stopping = stopping
@@ -274,10 +279,17 @@ class WorkerSession:
                 self._behind[frame.number].extend(frames)
                 return
 
-    def beat(self, tick_age: float, number: int = 0, tag: str = "", timed: Iterable[tuple[int, float]] = ()) -> None:
-        """Report on the task loop, and how many seconds calls with a timeout may still run."""
+    def beat(
+        self,
+        tick_age: float,
+        number: int = 0,
+        tag: str = "",
+        timed: Iterable[tuple[int, float]] = (),
+        memory: int = 0,
+    ) -> None:
+        """Report on the task loop, how many seconds calls with a timeout may still run, and how much memory is used."""
         if self.state == "open":
-            pulse = Pulse(tick_age=int(tick_age * 1000), number=number, tag=tag)
+            pulse = Pulse(tick_age=int(tick_age * 1000), number=number, tag=tag, memory=memory)
             for timed_number, left in timed:
                 pulse.timed.add(number=timed_number, left=int(left * 1000))
             self._message().pulse.CopyFrom(pulse)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from headgate._version import __version__
+from headgate.workers.model import ReportedProcess
 from headgate.workers.options import WorkerOptions
 from headgate.workers.protocol import shared_memory
 from headgate.workers.protocol.bulk import Borrowed, BulkPayload
@@ -17,6 +19,7 @@ from headgate.workers.protocol.transport import grpc
 from headgate.workers.protocol.wire.wire_pb2 import ToWorker
 from headgate.workers.protocol.worker_session import WorkerSession
 from headgate.workers.serialization.functions import ReceivedFunction
+from headgate.workers.server.lifetime import memory_of_process
 
 if TYPE_CHECKING:
     from headgate.workers.server.nested_pool import NestedPool
@@ -54,7 +57,14 @@ class ClientStream:
         self._pid = probe.pid if probe is not None else 0
         offered = self._offer.probe if probe is not None else None
         shares = shared_memory.can_read(probe)
-        return self.session.greet(message, stopping=stopping, probe=offered, shares=shares, max_age_ms=self._max_age_ms)
+        return self.session.greet(
+            message,
+            stopping=stopping,
+            probe=offered,
+            shares=shares,
+            max_age_ms=self._max_age_ms,
+            process=ReportedProcess(socket.gethostname(), os.getpid(), memory_of_process()),
+        )
 
     def receive(self, message: ToWorker) -> Received:
         """Read the next message. A client that sends one has tried the memory it was offered."""

@@ -25,6 +25,7 @@ from headgate.workers.protocol.wire import CONVERSE, STATUS, STOP
 from headgate.workers.protocol.wire.wire_pb2 import StatusReply, StopReply, StopRequest, ToWorker
 from headgate.workers.server.admission import Ask
 from headgate.workers.server.client_stream import ClientStream
+from headgate.workers.server.lifetime import memory_of_process
 from headgate.workers.server.nested_pool import NestedPool
 from headgate.workers.server.outcomes import Outcome
 from headgate.workers.server.overdue import loop_overdue, places_overdue, timed_calls
@@ -283,9 +284,10 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
         timed: dict[ClientStream, list[tuple[int, float]]] = {}
         for running, left in timed_calls(self.tasks, clock.now()):
             timed.setdefault(running.stream, []).append((running.begun.number, left))
+        memory = memory_of_process()
         for stream in self._streams:
             if stream.session.owes:
-                stream.session.beat(age, number, tag, timed.get(stream, ()))
+                stream.session.beat(age, number, tag, timed.get(stream, ()), memory)
                 stream.flush()
 
     def give_back(self) -> None:

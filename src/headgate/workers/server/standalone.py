@@ -2,6 +2,7 @@
 
 It belongs to no pool. It serves until it is told to stop by a signal or by a client, or until a limit of its `lifetime`
 is reached. Then it tells its discovery, finishes what runs, and returns; whoever started the process starts it again.
+systemd is told when it takes calls, and when it stops.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import signal
 import warnings
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
+from socket import AF_UNIX, SOCK_DGRAM
+from socket import socket as Socket  # noqa: N812 - `socket` is an argument here
 from typing import TYPE_CHECKING, Any
 
 from headgate._version import __version__
@@ -104,6 +107,7 @@ class WorkerProcess:
         self._service: Service | None = None
         self._publisher: DiscoveryPublisherLike | None = None
         self._watch: LifetimeWatch | None = None
+        self._told_stopping = False
         self._tasks: set[asyncio.Task[None]] = set()
 
     # -- serving ------------------------------------------------------------------------------------------------------
@@ -128,6 +132,7 @@ class WorkerProcess:
             service.on_change = self._changed
             assert self.metadata is not None, "it listens"
             _log.info("worker %s (pid %d) listens on %s", self.uid, os.getpid(), self.metadata.address)
+            _tell_service_manager("READY=1")
             if ready is not None:
                 ready(self.metadata)
             self._changed()
@@ -151,9 +156,11 @@ class WorkerProcess:
         return self.metadata is not None and self._service is not None and not self._service.stopping
 
     def load(self) -> dict[str, float]:
-        """Return what the worker does now, for metrics: calls that run and have ended, clients, bytes of memory."""
-        service = self._service
+        """Return what the worker does now, for metrics: calls that run and have ended, clients, bytes of memory, and
+        when its certificate expires, if it has one. From any thread but that of the loop: it may block for a moment."""
+        service, expires = self._service, None if self._credentials is None else self._credentials.expires_at()
         return {
+            **({} if expires is None else {"certificate_expiry": expires}),
             "running": 0 if service is None else service.tasks.open_calls,
             "finished": 0 if service is None else service.finished,
             "clients": 0 if service is None else service.clients,
@@ -217,6 +224,9 @@ class WorkerProcess:
         service = self._service
         assert service is not None, "it tells of changes"
         if service.stopping:
+            if not self._told_stopping:
+                self._told_stopping = True
+                _tell_service_manager("STOPPING=1")
             publisher = self._publisher
             if publisher is not None:
                 self._publisher = None
@@ -288,6 +298,19 @@ class WorkerProcess:
         if here is None or self._discovery is None:
             return address
         return f"[{here}]:{port}" if ":" in here else f"{here}:{port}"
+
+
+def _tell_service_manager(state: str) -> None:
+    """Tell systemd how this process is (`Type=notify`, sd_notify(3)). Without NOTIFY_SOCKET nobody wants to know."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address.startswith(("/", "@")):
+        return
+    try:
+        with Socket(AF_UNIX, SOCK_DGRAM) as sender:
+            sender.settimeout(1.0)
+            sender.sendto(state.encode(), "\0" + address[1:] if address[0] == "@" else address)
+    except OSError as error:
+        _log.warning("%s could not be sent to the service manager at %s: %s", state, address, error)
 
 
 def _check_place(host: object, port: object, socket: object, credentials: object) -> None:

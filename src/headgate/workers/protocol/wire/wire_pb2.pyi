@@ -304,7 +304,7 @@ class Retiring(_message.Message):
     def __init__(self, uid: _Optional[str] = ..., reason: _Optional[str] = ..., at_once: bool = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("protocol", "uid", "version", "probe", "shares", "max_age_ms", "max_message")
+    __slots__ = ("protocol", "uid", "version", "probe", "shares", "max_age_ms", "max_message", "host", "pid", "memory")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     UID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -312,6 +312,9 @@ class Welcome(_message.Message):
     SHARES_FIELD_NUMBER: _ClassVar[int]
     MAX_AGE_MS_FIELD_NUMBER: _ClassVar[int]
     MAX_MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     uid: str
     version: str
@@ -319,7 +322,10 @@ class Welcome(_message.Message):
     shares: bool
     max_age_ms: int
     max_message: int
-    def __init__(self, protocol: _Optional[int] = ..., uid: _Optional[str] = ..., version: _Optional[str] = ..., probe: _Optional[_Union[Probe, _Mapping[str, _Any]]] = ..., shares: bool = ..., max_age_ms: _Optional[int] = ..., max_message: _Optional[int] = ...) -> None: ...
+    host: str
+    pid: int
+    memory: int
+    def __init__(self, protocol: _Optional[int] = ..., uid: _Optional[str] = ..., version: _Optional[str] = ..., probe: _Optional[_Union[Probe, _Mapping[str, _Any]]] = ..., shares: bool = ..., max_age_ms: _Optional[int] = ..., max_message: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., memory: _Optional[int] = ...) -> None: ...
 
 class Refused(_message.Message):
     __slots__ = ("reason",)
@@ -398,16 +404,18 @@ class Refusal(_message.Message):
     def __init__(self, number: _Optional[int] = ..., why: _Optional[_Union[Refusal.Why, str]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Pulse(_message.Message):
-    __slots__ = ("tick_age", "number", "tag", "timed")
+    __slots__ = ("tick_age", "number", "tag", "timed", "memory")
     TICK_AGE_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     TAG_FIELD_NUMBER: _ClassVar[int]
     TIMED_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
     tick_age: int
     number: int
     tag: str
     timed: _containers.RepeatedCompositeFieldContainer[Timed]
-    def __init__(self, tick_age: _Optional[int] = ..., number: _Optional[int] = ..., tag: _Optional[str] = ..., timed: _Optional[_Iterable[_Union[Timed, _Mapping[str, _Any]]]] = ...) -> None: ...
+    memory: int
+    def __init__(self, tick_age: _Optional[int] = ..., number: _Optional[int] = ..., tag: _Optional[str] = ..., timed: _Optional[_Iterable[_Union[Timed, _Mapping[str, _Any]]]] = ..., memory: _Optional[int] = ...) -> None: ...
 
 class Timed(_message.Message):
     __slots__ = ("number", "left")
