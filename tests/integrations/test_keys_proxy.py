@@ -8,7 +8,7 @@ import json
 import logging
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -22,6 +22,7 @@ from tests.integrations.proxies import (
     GATEWAY_TOKEN,
     KEY,
     OTHER_TOKEN,
+    PATIENCE,
     TOKEN,
     Proxy,
     Reply,
@@ -30,7 +31,17 @@ from tests.integrations.proxies import (
     until,
     written,
 )
-from tests.integrations.upstream import Answer, Seen, Upstream, openai_events, refusal, serving, streamed, usual
+from tests.integrations.upstream import (
+    Answer,
+    Seen,
+    Upstream,
+    answering,
+    openai_events,
+    refusal,
+    serving,
+    streamed,
+    usual,
+)
 from tests.sdks import anthropic, openai
 
 pytestmark = pytest.mark.integration
@@ -303,7 +314,9 @@ def test_c24_bodies_of_all_requests_are_bounded_together_and_one_tenant_leaves_s
         assert proxy.send(written(body=b"x" * 950, authorization=bobs)).status == 503, "more than all may have"
         anns.sendall(b"x" * 400)
         assert read_reply(anns).status == 200
-        assert proxy.send(written(body=b"x" * 950, authorization=bobs)).status == 200, "nothing is held any more"
+        until(
+            lambda: proxy.send(written(body=b"x" * 950, authorization=bobs)).status == 200, "nothing is held any more"
+        )
 
 
 @pytest.mark.parametrize(
@@ -318,7 +331,14 @@ def test_c24_bodies_of_all_requests_are_bounded_together_and_one_tenant_leaves_s
         (written("/v1%2fchat/completions"), 400, "invalid_path"),
         (written("http://evil.example/v1/chat/completions"), 400, "invalid_path"),
         (written("evil.example:443", method="CONNECT"), 400, "invalid_path"),
-        (written(method="DELETE"), 405, "method_not_allowed"),
+        (written(method="DELETE", body=b""), 405, "method_not_allowed"),
+        (written("/v1/models", method="GET", body=b"GET /v1/files HTTP/1.1\r\nx: "), 400, "body_not_allowed"),
+        (
+            written("/v1/models", b"", "GET", content_length="", transfer_encoding="chunked") + b"0\r\n\r\n",
+            400,
+            "body_not_allowed",
+        ),
+        (written("/v1/models", b"", "GET", content_length="9", expect="100-continue"), 400, "body_not_allowed"),
         (written(method="TRACE", body=b""), 405, "method_not_allowed"),
         (written(x_headgate_tenant="bob"), 403, "tenant_not_allowed"),
         (written(body=b"x" * 1001), 413, "body_too_long"),
@@ -510,6 +530,170 @@ def test_c24_a_client_that_does_not_read_is_cut_off_when_its_time_is_over(upstre
         until(lambda: proxy.in_flight() == 0)
 
 
+def endless(gone: threading.Event) -> Callable[[bytes, socket.socket], object]:
+    """An upstream that sends an answer without an end, and notes when its connection is closed."""
+
+    def answer(head: bytes, made: socket.socket) -> None:
+        if b"/flood" not in head:
+            made.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+            return
+        try:
+            made.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+            while True:
+                made.sendall(b"10000\r\n" + b"x" * 0x10000 + b"\r\n")
+        except OSError:
+            gone.set()
+            raise
+
+    return answer
+
+
+def test_c24_a_client_that_does_not_read_is_cut_off_and_leaves_its_slot_to_others() -> None:
+    gone = threading.Event()
+    limits = Limits(max_concurrent=1, client_timeout=0.2, timeout=600)
+    with answering(endless(gone)) as url, proxying(url, limits=limits) as proxy, proxy.connect() as made:
+        made.sendall(written("/v1/responses/flood", b"", "GET"))
+        until(lambda: proxy.in_flight() == 1)
+        reply = proxy.ask("/v1/models", b"", "GET", authorization=f"Bearer {OTHER_TOKEN}")
+        assert (reply.status, reply.body) == (200, b"{}")
+        assert gone.wait(PATIENCE), "the connection to the upstream is closed"
+        until(lambda: is_reset(made))
+
+
+def test_c24_a_client_that_does_not_read_a_whole_answer_is_disconnected_too(upstream: Upstream) -> None:
+    """A connection that is only closed stays open until the client has read everything."""
+    upstream.answers = {KEY: [Answer(404, {}, b"x" * 1_000_000)]}
+    with proxying(upstream, limits=SLOW) as proxy, socket.socket() as made:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # so that the system takes less than all of it
+        made.connect(("127.0.0.1", proxy.port))
+        for _ in range(12):
+            made.sendall(written(connection="keep-alive"))
+        until(lambda: is_reset(made))
+
+
+def is_reset(made: socket.socket) -> bool:
+    """Whether the other side has closed, although we have not read what it has sent."""
+    try:
+        made.send(b"x", socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        return True
+    return False
+
+
+async def told(app: KeysProxy, send: Callable[[Any], Awaitable[None]], receive: Callable[[], Awaitable[Any]]) -> None:
+    """Ask an application as a server would: a GET of `/v1/responses/flood`."""
+    headers = [(b"host", b"127.0.0.1"), (b"authorization", f"Bearer {TOKEN}".encode())]
+    scope = {"type": "http", "method": "GET", "raw_path": b"/v1/responses/flood", "query_string": b""}
+    await app({**scope, "headers": headers, "http_version": "2"}, receive, send)
+
+
+def test_c24_an_application_in_a_server_of_yours_waits_only_so_long_for_the_client(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Even if the client goes while the answer of the upstream is being closed, no connection stays open."""
+    gone = threading.Event()
+
+    async def main(url: str) -> None:
+        left = asyncio.Event()
+        asked = False
+
+        async def receive() -> Any:
+            nonlocal asked
+            if asked:
+                await left.wait()
+                return {"type": "http.disconnect"}
+            asked = True
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.body":
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    left.set()
+
+        keys = ResourcePool({"key-1": KEY})
+        rules = ProxyRules(f"{url}/v1", Tokens(CLIENTS, salt="s"))
+        async with KeysProxy(keys, rules, Limits(client_timeout=0.1)) as app:
+            await asyncio.wait_for(told(app, send, receive), PATIENCE)
+            assert await asyncio.to_thread(gone.wait, PATIENCE)
+            assert keys.snapshot()["key-1"]["in_flight"] == 0
+
+    with answering(endless(gone)) as url:
+        asyncio.run(main(url))
+    assert caplog.text == ""
+
+
+def test_c24_a_body_without_a_length_is_refused_with_get(upstream: Upstream) -> None:
+    """HTTP/2, in a server of yours, has bodies without a header that announces them."""
+    sent: list[Any] = []
+    body = b"GET /v1/files HTTP/1.1\r\n"
+    inbox = [{"type": "http.request", "body": body, "more_body": False}, {"type": "http.disconnect"}]
+
+    async def main() -> None:
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        async def receive() -> Any:
+            return inbox.pop(0)
+
+        rules = ProxyRules(f"{upstream.url}/v1", Tokens(CLIENTS, salt="s"))
+        async with KeysProxy(ResourcePool({"key-1": KEY}), rules) as app:
+            await told(app, send, receive)
+
+    asyncio.run(main())
+    assert sent[0]["status"] == 400
+    assert b"body_not_allowed" in sent[1]["body"]
+    assert upstream.seen == []
+
+
+@pytest.mark.parametrize(
+    ("method", "head"),
+    [
+        ("HEAD", b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\n"),
+        ("HEAD", b"HTTP/1.1 404 Not Found\r\nContent-Length: 50\r\n\r\n"),
+        ("GET", b"HTTP/1.1 304 Not Modified\r\n\r\n"),
+        ("GET", b"HTTP/1.1 204 No Content\r\n\r\n"),
+    ],
+)
+def test_c24_what_follows_an_answer_without_a_body_is_not_the_answer_to_the_next_tenant(
+    method: str, head: bytes
+) -> None:
+    forged = b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nforged"
+    usual = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
+
+    def answer(asked: bytes, made: socket.socket) -> None:
+        made.sendall(head + forged if b"/strange" in asked else usual)
+
+    methods = ("GET", "HEAD")
+    with answering(answer) as url, proxying(url, paths=["/strange", "/models"], methods=methods) as proxy:
+        assert proxy.ask("/v1/strange", b"", method, connection="close").status == int(head.split()[1])
+        assert proxy.ask("/v1/models", b"", "GET", authorization=f"Bearer {OTHER_TOKEN}").body == b"{}"
+
+
+@pytest.mark.parametrize("length", [3, 30])
+def test_c24_a_length_beside_chunks_cuts_nothing_off(length: int) -> None:
+    def answer(head: bytes, made: socket.socket) -> None:
+        lengths = f"Content-Length: {length}\r\nTransfer-Encoding: chunked\r\n"
+        made.sendall(f"HTTP/1.1 200 OK\r\n{lengths}\r\n5\r\nhello\r\n0\r\n\r\n".encode())
+
+    with answering(answer) as url, proxying(url) as proxy:
+        assert proxy.ask("/v1/models", b"", "GET").body == b"5\r\nhello\r\n0\r\n\r\n"
+
+
+def test_c24_a_key_in_an_error_with_two_content_encodings_does_not_pass() -> None:
+    def answer(head: bytes, made: socket.socket) -> None:
+        body = gzip.compress(b"Incorrect API key provided: " + KEY.encode())
+        lines = b"Content-Encoding: identity\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n" % len(body)
+        made.sendall(b"HTTP/1.1 400 Bad Request\r\n" + lines + b"\r\n" + body)
+
+    with answering(answer) as url, proxying(url) as proxy:
+        reply = proxy.ask("/v1/models", b"", "GET", accept_encoding="gzip")
+    assert (reply.status, reply.code) == (400, "upstream_error")
+
+
 def test_c24_an_upstream_that_cannot_be_reached_is_a_502() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -559,6 +743,40 @@ def test_c24_tenants_take_turns_when_slots_are_scarce(upstream: Upstream) -> Non
     assert order[0] == "ann"
     assert sorted(order[1:4]) == ["ann", "bob", "carol"]
     assert sorted(order[4:6]) == ["ann", "bob"]
+
+
+@pytest.mark.parametrize(
+    ("most", "others", "running"),
+    [(None, False, 4), (None, True, 3), (2, False, 2), (9, True, 4)],
+    ids=["alone", "with others", "a number", "a higher number"],
+)
+def test_c24_one_tenant_leaves_slots_to_others(
+    most: int | None, others: bool, running: int, upstream: Upstream
+) -> None:
+    go = threading.Event()
+
+    def answer(seen: Seen) -> Answer:
+        if b"wait" in seen.body:
+            go.wait(PATIENCE)
+        return usual(seen)
+
+    upstream.answers = {KEY: answer}
+    bobs = f"Bearer {OTHER_TOKEN}"
+    limits = Limits(max_concurrent=4, max_per_tenant=most)
+    with proxying(upstream, limits=limits) as proxy, ExitStack() as opened:
+        if others:
+            assert proxy.ask(authorization=bobs).status == 200
+        anns = [opened.enter_context(proxy.connect()) for _ in range(5)]
+        try:
+            for made in anns:
+                made.sendall(written(body=b'{"wait": 1}'))
+            until(lambda: state(proxy)["waiting"] == 5 - running)
+            assert state(proxy)["running"] == running
+            if running < 4:
+                assert proxy.ask(authorization=bobs).status == 200
+        finally:
+            go.set()
+        assert [read_reply(made).status for made in anns] == [200] * 5
 
 
 def test_c24_requests_beyond_what_may_wait_are_refused_with_retry_after(upstream: Upstream) -> None:

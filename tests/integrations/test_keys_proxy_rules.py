@@ -7,7 +7,7 @@ import json
 import posixpath
 import zlib
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 import pytest
 from hypothesis import given
@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from headgate import InvalidArgument, InvalidType, ResourcePool
 from headgate.integrations.keys_proxy import Client, Limits, ProxyRules, Tokens
+from headgate.integrations.keys_proxy.app import RecentTenants
 from headgate.integrations.keys_proxy.error_texts import LONGEST, ErrorTexts, without_values
 from headgate.integrations.keys_proxy.headers import for_client, for_upstream
 from headgate.integrations.keys_proxy.refusals import Headers, Refusal
@@ -142,7 +143,18 @@ def test_c24_the_list_of_paths_is_relative_to_the_upstream() -> None:
 
 
 @pytest.mark.parametrize(
-    "query", ["key=sk-1", "a=b&API_KEY=x", "access_token=1", "api-key", "%6bey=x", "a=1;key=x", "token=x"]
+    "query",
+    [
+        "key=sk-1",
+        "a=b&API_KEY=x",
+        "x-api-key=1",
+        "X-Goog-Api-Key=x",
+        "access_token=1",
+        "api-key",
+        "%6bey=x",
+        "a=1;key=x",
+        "token=x",
+    ],
 )
 def test_c24_credentials_in_the_query_are_refused(query: str) -> None:
     assert refused(f"/v1/models?{query}") == (400, "key_in_query")
@@ -227,6 +239,27 @@ def test_c24_only_a_token_that_may_name_tenants_does() -> None:
 )
 def test_c24_bodies_of_unclear_length_are_refused(headers: Headers) -> None:
     assert refused("/v1/models", HOST, AUTH, *headers) == (400, "invalid_length")
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "DELETE"])
+def test_c24_a_body_that_the_method_does_not_define_is_refused(method: str) -> None:
+    """An upstream that does not read it takes it for the next request on the connection, which has a key."""
+    judge = rules(methods=["GET", "HEAD", "DELETE", "POST"])
+    for header in ((b"content-length", b"1"), (b"transfer-encoding", b"chunked")):
+        for extra in ((), ((b"expect", b"100-continue"),)):
+            found = refused("/v1/models", HOST, AUTH, header, *extra, method=method, judge=judge)
+            assert found == (400, "body_not_allowed")
+        assert accepted("/v1/models", HOST, AUTH, header, method="POST", judge=judge).what == "forward"
+    for nothing in (b"0", b"00"):
+        length = (b"content-length", nothing)
+        assert accepted("/v1/models", HOST, AUTH, length, method=method, judge=judge).what == "forward"
+
+
+def test_c24_a_chunked_body_of_http_1_0_is_refused() -> None:
+    chunked = (b"transfer-encoding", b"chunked")
+    found = rules().judge(Request("POST", b"/v1/models", b"", [HOST, AUTH, chunked], version="1.0"))
+    assert isinstance(found, Refusal)
+    assert found.code == "invalid_length"
 
 
 def test_c24_health_needs_no_token_and_state_does() -> None:
@@ -324,6 +357,20 @@ def test_c24_credentials_and_hop_by_hop_headers_do_not_go_on() -> None:
         b"user-agent": b"me/1",
         b"accept-encoding": b"gzip;q=0.5",
     }
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["X_Original_URL", "X_HTTP_Method_Override", "Content_Length", "X_Api_Key", "X-Original-Uri", "X-Forwarded-Uri"],
+)
+def test_c24_headers_that_some_servers_read_as_another_path_or_length_do_not_go_on(name: str) -> None:
+    kept = for_upstream([(name.lower().encode(), b"/v1/files")], b"api.example.com", None)
+    assert [name for name, _ in kept] == [b"host", b"accept-encoding"]
+
+
+def test_c24_a_length_beside_chunks_does_not_come_back() -> None:
+    given = [(b"Content-Length", b"3"), (b"Transfer-Encoding", b"chunked"), (b"X-Own", b"1")]
+    assert for_client(given) == [(b"x-own", b"1")]
 
 
 def test_c24_a_client_cannot_have_the_type_of_its_body_dropped() -> None:
@@ -427,6 +474,58 @@ def test_c24_errors_that_cannot_be_searched_do_not_pass(body: bytes, encoding: b
     assert ErrorTexts([KEY]).body(body, [(b"content-encoding", encoding)]) is None
 
 
+@pytest.mark.parametrize(
+    "encodings", [["identity", "gzip"], ["gzip", "identity"], ["", "gzip"], ["gzip", "gzip"], ["br", ""]]
+)
+def test_c24_errors_with_several_content_encodings_do_not_pass(encodings: list[str]) -> None:
+    headers = [(b"content-encoding", encoding.encode()) for encoding in encodings]
+    assert ErrorTexts([KEY]).body(gzip.compress(KEY.encode()), headers) is None
+    assert ErrorTexts([KEY]).body(KEY.encode(), headers) is None
+
+
+SIGNS = "sk-PLANTED/abcdefgh+SECRETTAIL99=="
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        KEY.encode("utf-16"),
+        KEY.encode("utf-16-be"),
+        KEY.encode("utf-32"),
+        KEY.replace("-", "%2D").encode(),
+        KEY.replace("-", "&#45;").encode(),
+        KEY.replace("-", "\\u002d").encode(),
+        gzip.compress(KEY.encode()),
+        quote(SIGNS, safe="").encode(),
+        quote(SIGNS[:24], safe="").encode() + b"...",
+        SIGNS.replace("/", "&#x2F;").replace("+", "&#43;").encode(),
+    ],
+    ids=["utf-16", "utf-16-be", "utf-32", "percent", "html", "json", "gzip", "signs", "a part", "signs in html"],
+)
+def test_c24_keys_in_another_charset_or_escaped_do_not_pass(body: bytes) -> None:
+    texts = ErrorTexts([KEY, SIGNS])
+    for wrapped, headers in ((body, []), (gzip.compress(body), [(b"content-encoding", b"gzip")])):
+        found = texts.body(wrapped, headers)
+        shown = b"" if found is None else found[0].replace(b"\0", b"")
+        assert not any(part in shown for part in (b"a1b2", b"g7h8", b"PLANTED", b"SECRET", b"abcdefgh"))
+        assert found is None or b"[redacted]" in shown
+
+
+def test_c24_an_empty_error_passes_in_any_encoding() -> None:
+    headers = [(b"content-encoding", b"gzip"), (b"content-length", b"50")]
+    assert ErrorTexts([KEY]).body(b"", headers) == (b"", headers), "as the answer to a HEAD is"
+
+
+def test_c24_escaped_keys_are_taken_out_of_headers(pool: ResourcePool[str]) -> None:
+    target = f"https://other.example/?key={KEY.replace('-', '%2D')}".encode()
+    for shown in (ErrorTexts([KEY]).headers, without_values):
+        assert shown([(b"location", target), (b"x-own", b"100%")]) == [
+            (b"location", b"[redacted]"),
+            (b"x-own", b"100%"),
+        ]
+    assert len(pool.snapshot()) == 2
+
+
 def test_c24_keys_are_taken_out_of_headers(pool: ResourcePool[str]) -> None:
     headers = [(b"location", f"https://other.example/?key={KEY}".encode()), (b"x-note", KEY[:8].encode())]
     assert KEY[:6].encode() not in b"".join(value for _, value in ErrorTexts([KEY]).headers(headers))
@@ -509,11 +608,21 @@ def test_c24_tokens_check_their_types() -> None:
 
 
 @pytest.mark.parametrize(
-    "field", ["max_concurrent", "max_waiting", "max_body", "max_bodies", "timeout", "wait", "client_timeout"]
+    "field",
+    ["max_concurrent", "max_per_tenant", "max_waiting", "max_body", "max_bodies", "timeout", "wait", "client_timeout"],
 )
 def test_c24_limits_check_themselves(field: str) -> None:
     with pytest.raises(InvalidArgument, match=field):
         Limits(**{field: 0})
+
+
+@given(st.lists(st.tuples(st.floats(0, 30), st.sampled_from("abc")), max_size=30))
+def test_c24_a_tenant_is_alone_while_no_other_has_sent_a_request_lately(steps: list[tuple[float, str]]) -> None:
+    recent, seen, now = RecentTenants(60.0), [], 0.0
+    for pause, tenant in steps:
+        now += pause
+        seen.append((now, tenant))
+        assert recent.several(tenant, now) == any(now - then <= 60.0 and other != tenant for then, other in seen)
 
 
 @pytest.mark.parametrize(

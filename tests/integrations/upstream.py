@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import StreamRequestHandler, ThreadingTCPServer
 from typing import Any
 
 
@@ -210,5 +212,33 @@ def serving() -> Iterator[Upstream]:
             yield upstream
         finally:
             upstream.closing.set()
+            server.shutdown()
+            thread.join()
+
+
+@contextmanager
+def answering(answer: Callable[[bytes, socket.socket], object]) -> Iterator[str]:
+    """Serve bytes that need not be HTTP: `answer` writes them for the head of each request. Yields the URL."""
+
+    class Handler(StreamRequestHandler):
+        def handle(self) -> None:
+            try:
+                while head := self._head():
+                    answer(head, self.connection)
+            except OSError:
+                pass
+
+        def _head(self) -> bytes:
+            lines = []
+            while (line := self.rfile.readline()) not in (b"", b"\r\n"):
+                lines.append(line)
+            return b"".join(lines)
+
+    with ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
             server.shutdown()
             thread.join()

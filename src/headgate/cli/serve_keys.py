@@ -77,12 +77,24 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def _configure_limits(parser: argparse.ArgumentParser) -> None:
     limits = parser.add_argument_group("limits")
     limits.add_argument("--max-concurrent", type=whole(1), metavar="N", help="requests at a time (what keys allow)")
+    limits.add_argument(
+        "--max-per-tenant",
+        type=whole(1),
+        metavar="N",
+        help="requests of one tenant at a time (three quarters if there are several)",
+    )
     limits.add_argument("--max-waiting", type=whole(1), default=1000, metavar="N", help="that wait for a turn (1000)")
     limits.add_argument("--max-body", type=memory, default=10 << 20, metavar="SIZE", help="of a request (10M)")
     limits.add_argument("--max-bodies", type=memory, default=256 << 20, metavar="SIZE", help="of all (256M)")
     limits.add_argument("--timeout", type=seconds, default=600.0, metavar="S", help="for an answer (600)")
     limits.add_argument("--wait", type=seconds, default=60.0, metavar="S", help="for a turn, and for a key (60)")
-    limits.add_argument("--client-timeout", type=seconds, default=30.0, metavar="S", help="to send a request (30)")
+    limits.add_argument(
+        "--client-timeout",
+        type=seconds,
+        default=30.0,
+        metavar="S",
+        help="to send a request, or read a part of the answer (30)",
+    )
     limits.add_argument("--grace", type=seconds, default=30.0, metavar="S", help="for requests at the end (30)")
     parser.add_argument("--json", action="store_true", help="print the line as JSON")
 
@@ -182,6 +194,7 @@ async def _serve(options: argparse.Namespace, rules: ProxyRules, keys: Keys, mad
     pool = keys.pool(max_attempts=3)
     limits = Limits(
         max_concurrent=options.max_concurrent or _allowed(keys),
+        max_per_tenant=options.max_per_tenant,
         max_waiting=options.max_waiting,
         max_body=options.max_body,
         max_bodies=options.max_bodies,

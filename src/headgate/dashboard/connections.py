@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 from typing import Any, Final
@@ -26,37 +25,11 @@ class PageConnection(LimitedConnection):
     """A connection of a browser."""
 
     def __init__(self, **given: Any) -> None:
-        super().__init__(HEAD_WITHIN, MOST_CONNECTIONS, **given)
+        super().__init__(HEAD_WITHIN, MOST_CONNECTIONS, read_within=READ_WITHIN, **given)
         self.logger: logging.Logger = _silent
-        self._unread: asyncio.TimerHandle | None = None
 
     def refusal(self, status: int, code: str, message: str) -> tuple[list[tuple[bytes, bytes]], bytes]:
         """Return an error as the page writes them."""
         body = json.dumps({"error": message}).encode()
         named = {**HEADERS, "Content-Type": "application/json", "Content-Length": str(len(body))}
         return [(name.encode(), value.encode()) for name, value in named.items()], body
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
-        """Take a connection, if there are not too many."""
-        transport.set_write_buffer_limits(high=0)  # so that anything that is not read is noticed
-        super().connection_made(transport)
-
-    def pause_writing(self) -> None:
-        """Begin to wait for a client that does not read."""
-        super().pause_writing()
-        self._unread = self.loop.call_later(READ_WITHIN, self.transport.abort)
-
-    def resume_writing(self) -> None:
-        """Note that the client reads."""
-        super().resume_writing()
-        self._stop_waiting()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Note that the connection has ended."""
-        self._stop_waiting()
-        super().connection_lost(exc)
-
-    def _stop_waiting(self) -> None:
-        if self._unread is not None:
-            self._unread.cancel()
-            self._unread = None

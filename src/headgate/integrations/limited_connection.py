@@ -1,8 +1,8 @@
-"""A connection of uvicorn that ends if a request does not arrive in time, or if there are too many connections.
+"""A uvicorn connection that ends if a request does not arrive in time, or an answer is not read in time.
 
-uvicorn parses with h11, which is strict: what two servers could read differently is an error. It has no limit for the
-time in which the head of a request must arrive, nor for how many connections may be open without a request; both are
-added here. Works with uvicorn from 0.29 on.
+uvicorn parses with h11, which is strict: what two servers could read differently is an error. It does not limit how
+long the head of a request may take, how long a client may leave an answer unread, or how many connections may be open
+without a request. This class adds the three limits. Works with uvicorn from 0.29 on.
 """
 
 from __future__ import annotations
@@ -23,12 +23,18 @@ _TOLD: Final = 32
 class LimitedConnection(H11Protocol):
     """A connection with limits. A class that derives from it says how errors are written."""
 
-    def __init__(self, limit: float, most: int, **given: Any) -> None:
-        """`limit`: seconds in which a request must arrive; `most`: connections that may be open."""
+    def __init__(self, limit: float, most: int, *, read_within: float, **given: Any) -> None:
+        """Limit a connection.
+
+        `limit`: seconds in which a request must arrive. `most`: connections that may be open. `read_within`: seconds
+        that a client has to read each part of an answer.
+        """
         super().__init__(**given)
         self._limit = limit
         self._most = most
+        self._read_within = read_within
         self._timer: asyncio.TimerHandle | None = None
+        self._unread: asyncio.TimerHandle | None = None
         self._refused = False
         self.lost: asyncio.Event = asyncio.Event()
 
@@ -38,6 +44,7 @@ class LimitedConnection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
         """Take a connection, if there are not too many."""
+        transport.set_write_buffer_limits(high=0)  # so that anything that is not read is noticed
         super().connection_made(transport)
         count = len(self.connections)
         if count > self._most + _TOLD:
@@ -61,14 +68,26 @@ class LimitedConnection(H11Protocol):
 
     def shutdown(self) -> None:
         """End the connection when its request has ended."""
-        if self._refused:  # it will be closed soon, and h11 may be in a state that uvicorn does not expect
+        # Refused: it will be closed soon. In both cases h11 may be in a state that uvicorn does not expect.
+        if self._refused or self.conn.our_state is h11.ERROR:
             self.transport.close()
         else:
             super().shutdown()
 
+    def pause_writing(self) -> None:
+        """Begin to wait for a client that does not read. A closed connection also waits until all of it is read."""
+        super().pause_writing()
+        self._unread = self.loop.call_later(self._read_within, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Note that the client reads."""
+        super().resume_writing()
+        self._stop_waiting()
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Note that the connection has ended."""
         self._forget()
+        self._stop_waiting()
         super().connection_lost(exc)
         self.lost.set()
 
@@ -83,6 +102,11 @@ class LimitedConnection(H11Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _stop_waiting(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
 
     def _too_late(self) -> None:
         self._timer = None

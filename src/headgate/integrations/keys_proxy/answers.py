@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 from headgate.integrations.keys_proxy.error_texts import LONGEST, ErrorTexts, without_values
@@ -11,22 +13,32 @@ from headgate.integrations.keys_proxy.headers import first, for_client
 from headgate.integrations.keys_proxy.refusals import Headers, Refusal
 
 
+class ClientStalled(Exception):
+    """The client has not read a part of its answer in time."""
+
+
 class Answer:
     """The answer to one request: begun at most once."""
 
-    __slots__ = ("_begun", "_send", "complete")
+    __slots__ = ("_begun", "_limit", "_send", "complete")
 
-    def __init__(self, send: Callable[[Any], Awaitable[None]]) -> None:
+    def __init__(self, send: Callable[[Any], Awaitable[None]], limit: float) -> None:
+        """`limit`: seconds that the client has to read each part. Then the methods raise ClientStalled."""
         self._send = send
+        self._limit = limit
         self._begun = False
         self.complete: bool = False
         """Whether all of it has been sent."""
 
     async def refuse(self, refusal: Refusal) -> None:
-        """Send a refusal. After the beginning of an answer nothing is sent: the server breaks the connection."""
+        """Send a refusal. After the beginning of an answer nothing is sent: the server breaks the connection.
+
+        A client that does not read it in time is not an error.
+        """
         if not self._begun:
             body = refusal.body
-            await self._whole(refusal.status, refusal.all_headers(body), body)
+            with suppress(ClientStalled):
+                await self._whole(refusal.status, refusal.all_headers(body), body)
 
     async def tell(self, value: object) -> None:
         """Send a value as JSON."""
@@ -46,16 +58,15 @@ class Answer:
         length = first(headers, b"content-length")
         left = int(length) if length is not None and length.isdigit() else -1
         await self._begin(status, without_values(headers))
-        send = self._send
         async for chunk in response.stream:
             if not chunk:
                 continue
             left -= len(chunk)
             self.complete = left == 0  # known now, so that the client need not wait for the end of the stream
-            await send({"type": "http.response.body", "body": chunk, "more_body": left != 0})
+            await self._write({"type": "http.response.body", "body": chunk, "more_body": left != 0})
         if not self.complete:
             self.complete = True
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await self._write({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _error(self, status: int, headers: Headers, response: Any, texts: ErrorTexts) -> None:
         body = b""
@@ -73,9 +84,17 @@ class Answer:
 
     async def _begin(self, status: int, headers: Headers) -> None:
         self._begun = True
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        await self._write({"type": "http.response.start", "status": status, "headers": headers})
 
     async def _whole(self, status: int, headers: Headers, body: bytes) -> None:
         await self._begin(status, headers)
         self.complete = True
-        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+        await self._write({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def _write(self, message: dict[str, Any]) -> None:
+        """Give the server a part of the answer. It takes it when the client has read enough of what came before."""
+        try:
+            async with asyncio.timeout(self._limit):
+                await self._send(message)
+        except TimeoutError:
+            raise ClientStalled from None

@@ -23,10 +23,10 @@ from headgate.core.clock import clock
 from headgate.core.redaction import log_exception
 from headgate.errors import InvalidType, PoolClosed, PoolExhausted, QueueFull, TaskCancelled, TaskExpired
 from headgate.integrations.httpx import RotatingTransport
-from headgate.integrations.keys_proxy.answers import Answer
+from headgate.integrations.keys_proxy.answers import Answer, ClientStalled
 from headgate.integrations.keys_proxy.error_texts import ErrorTexts
 from headgate.integrations.keys_proxy.refusals import Refusal, retry_after
-from headgate.integrations.keys_proxy.rules import Accepted, ProxyRules, Request
+from headgate.integrations.keys_proxy.rules import BODILESS, NO_BODY, Accepted, ProxyRules, Request
 from headgate.integrations.sdk_clients import MOST_REFUSALS
 from headgate.resources.engine import engine_of, lock
 from headgate.resources.http_errors import is_connection_error
@@ -47,6 +47,13 @@ class Limits:
 
     max_concurrent: int = 100
     """Requests at the upstream at a time."""
+    max_per_tenant: int | None = None
+    """Requests of one tenant at the upstream at a time.
+
+    If None, a tenant leaves a quarter of `max_concurrent` to the others while there are others, which means that one
+    has sent a request in the last `timeout` seconds. The price: a tenant that was alone may hold all slots when another
+    one sends its first request, which then waits for an answer to end. A number always holds.
+    """
     max_waiting: int = 1000
     """Requests that wait for their turn; the next one is refused."""
     max_body: int = 10 << 20
@@ -58,11 +65,13 @@ class Limits:
     wait: float = 60.0
     """Seconds that a request waits for its turn, and then for a key."""
     client_timeout: float = 30.0
-    """Seconds in which a client must have sent its request."""
+    """Seconds that a client has to send its request, and then to read each part of the answer."""
 
     def __post_init__(self) -> None:
         for name in ("max_concurrent", "max_waiting", "max_body", "max_bodies"):
             checked_whole(name, getattr(self, name), 1)
+        if self.max_per_tenant is not None:
+            checked_whole("max_per_tenant", self.max_per_tenant, 1)
         for name in ("timeout", "wait", "client_timeout"):
             checked_seconds(f"{name} must be a number of seconds >= 0.001", getattr(self, name), 0.001)
 
@@ -84,8 +93,11 @@ class KeysProxy:
             max_concurrent=self.limits.max_concurrent,
             queue="fair_round_robin",
             backpressure=backpressure_queue(self.limits.max_waiting, "fail_submitter"),
+            max_concurrent_per_key=self.limits.max_per_tenant,
             keep=0,
         )
+        self._tenants = RecentTenants(self.limits.timeout)
+        self._shares_slots = False  # whether tenants leave slots to each other because there are several
         self._base = self._httpx.URL(f"{rules.scheme}://{rules.authority}")
         self._transport = RotatingTransport(
             keys,
@@ -100,6 +112,7 @@ class KeysProxy:
         self._transport.distrust_requests()
         self._waiting: Counter[str] = Counter()  # requests that wait for their turn, by tenant
         self._bodies: Counter[str] = Counter()  # bytes of the bodies of requests that have not ended, by tenant
+        self._closing: set[asyncio.Future[None]] = set()  # answers of the upstream that are being closed
         self._transport.keep_to(self._base)
         self._timeouts = {"connect": _CONNECTING, "read": None, "write": None, "pool": None}
         self._url = lru_cache(256)(lambda target: self._base.copy_with(raw_path=target))
@@ -113,12 +126,14 @@ class KeysProxy:
         elif scope["type"] != "http":
             await send({"type": "websocket.close"})
         else:
-            answer = Answer(send)
+            answer = Answer(send, self.limits.client_timeout)
             try:
                 await self._handle(scope, receive, answer)
             except asyncio.CancelledError:
                 await answer.refuse(_ENDS)
                 raise
+            except ClientStalled:
+                pass  # the server closes the connection, because the answer is not complete
             except Exception:
                 log_exception(_LOGGER, "the proxy failed with a request")
                 await answer.refuse(Refusal(500, "proxy_failed", "the proxy failed; its log says more"))
@@ -142,6 +157,8 @@ class KeysProxy:
                 body = await self._body(judged, receive, held)
                 if isinstance(body, Refusal):
                     await answer.refuse(body)
+                elif body and request.method in BODILESS:  # HTTP/2 can have one without a Content-Length
+                    await answer.refuse(NO_BODY)
                 elif body is not None:
                     await self._take_turn(self._request(request.method, judged, body), judged.tenant, receive, answer)
             finally:
@@ -186,6 +203,8 @@ class KeysProxy:
         headers = accepted.headers
         if body or method in ("POST", "PUT", "PATCH"):
             headers.append((b"content-length", str(len(body)).encode()))
+        if method == "HEAD":
+            headers.append((b"connection", b"close"))  # see _never_reuse
         return self._httpx.Request(
             method,
             self._url(accepted.target),
@@ -203,6 +222,7 @@ class KeysProxy:
         if self._waiting[tenant] >= max(1, self.limits.max_waiting // 2):  # the rest is for other tenants
             await answer.refuse(Refusal(503, "proxy_busy", "too many requests of this tenant wait", retry_after(1)))
             return
+        self._share_slots(tenant)
         leave = self._wait(tenant)
         try:
             task = self._tasks.submit_nowait(self._exchange, request, answer, leave, key=tenant, ttl=self.limits.wait)
@@ -226,7 +246,10 @@ class KeysProxy:
         try:
             await task
         except TaskExpired:
-            busy = f"no slot was free for this tenant within {self.limits.wait:g} s (--max-concurrent, --wait)"
+            busy = (
+                f"no slot was free for this tenant within {self.limits.wait:g} s "
+                "(--max-concurrent, --max-per-tenant, --wait)"
+            )
             await answer.refuse(Refusal(503, "proxy_busy", busy, retry_after(1)))
         except TaskCancelled:
             await answer.refuse(_ENDS)  # if the client has gone, it is told in vain
@@ -236,6 +259,16 @@ class KeysProxy:
         finally:
             leave()
             watch.cancel()
+
+    def _share_slots(self, tenant: str) -> None:
+        """Let each tenant leave slots to others from when there are several, and until one is alone again."""
+        if self.limits.max_per_tenant is not None:
+            return
+        most = self.limits.max_concurrent
+        several = self._tenants.several(tenant, clock.now())
+        if several != self._shares_slots:
+            self._shares_slots = several
+            self._tasks.limit_keys(max(1, most - max(1, most // 4)) if several else None)
 
     def _wait(self, tenant: str) -> Callable[[], None]:
         """Count a request that waits for its turn. Returns what to call when it does not any more, once or oftener."""
@@ -252,19 +285,44 @@ class KeysProxy:
     async def _exchange(self, request: Any, answer: Answer, begun: Callable[[], None]) -> None:
         """Send a request with a key, and pass the answer on. Its use of the key ends with this."""
         begun()
+        response = None
         try:
-            async with asyncio.timeout(self.limits.timeout):
-                response = await self._transport.handle_async_request(request)
-                try:
+            try:
+                async with asyncio.timeout(self.limits.timeout):
+                    response = await self._transport.handle_async_request(request)
+                    if response.status_code in (204, 304):
+                        await _never_reuse(response)
                     await answer.pass_on(response, self._texts)
-                finally:
-                    await response.aclose()
+            finally:
+                if response is not None:
+                    await self._close(response, answer)
+        except ClientStalled:
+            pass
         except Exception as error:
             refusal = _refusal_of(error, self.limits)
             if refusal is None:
                 log_exception(_LOGGER, "the proxy failed with an answer of the upstream")
                 refusal = Refusal(502, "upstream_failed", "the answer of the upstream could not be passed on")
             await answer.refuse(refusal)
+
+    async def _close(self, response: Any, answer: Answer) -> None:
+        """Close the upstream's response, even if the client disconnects meanwhile, which cancels this.
+
+        If the closing itself were cancelled, httpx would keep the connection open and never use it again. A client that
+        has its complete answer cancels nothing, and its request is spared the task that this takes.
+        """
+        if answer.complete:
+            await response.aclose()
+            return
+        closing = asyncio.ensure_future(response.aclose())
+        self._closing.add(closing)
+        closing.add_done_callback(self._closed)
+        await asyncio.shield(closing)
+
+    def _closed(self, closing: asyncio.Future[None]) -> None:
+        self._closing.discard(closing)
+        if not closing.cancelled():
+            closing.exception()  # else asyncio logs it if nobody has waited
 
     # -- what it tells of itself --------------------------------------------------------------------------------------
 
@@ -292,6 +350,8 @@ class KeysProxy:
     async def aclose(self, timeout: float | None = None) -> None:
         """Take no more requests, wait so long for those that run, cancel the rest, and close the connections."""
         await self._tasks.close(timeout=timeout)
+        if self._closing:
+            await asyncio.wait(self._closing)
         await self._transport.aclose()
 
     async def __aenter__(self) -> Self:
@@ -315,6 +375,22 @@ class KeysProxy:
         return self._httpx.AsyncHTTPTransport(limits=limits)
 
 
+class RecentTenants:
+    """Knows whether more than one tenant has sent a request lately. Takes no more room for a million of them."""
+
+    def __init__(self, window: float) -> None:
+        self._window = window
+        self._last: tuple[str, float] | None = None  # the tenant of the last request
+        self._other: float | None = None  # when the last request of any other tenant was
+
+    def several(self, tenant: str, now: float) -> bool:
+        """Note a request, and return whether another tenant has sent one in the last `window` seconds."""
+        if self._last is not None and self._last[0] != tenant:
+            self._other = self._last[1]
+        self._last = (tenant, now)
+        return self._other is not None and now - self._other <= self._window
+
+
 _CLOSE = ((b"connection", b"close"),)
 _LATER = (*retry_after(1), *_CLOSE)
 _ENDS = Refusal(503, "proxy_ends", "the proxy ends", _CLOSE)
@@ -329,6 +405,16 @@ def _refusal_of(error: Exception, limits: Limits) -> Refusal | None:
     if is_connection_error(error):
         return Refusal(502, "upstream_unreachable", f"the upstream did not answer: {type(error).__name__}")
     return None
+
+
+async def _never_reuse(response: Any) -> None:
+    """Close the connection of an answer that has no body.
+
+    Some servers send one all the same. It would be read as the answer to the next request, of whatever tenant.
+    """
+    connection = response.extensions.get("network_stream")
+    if connection is not None:
+        await connection.aclose()
 
 
 def _exhausted(seconds: float | None) -> Refusal:

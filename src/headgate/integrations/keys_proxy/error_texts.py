@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
+from html import unescape
+from urllib.parse import unquote
 
 from headgate.core.redaction import redact
-from headgate.integrations.keys_proxy.headers import first
+from headgate.integrations.keys_proxy.headers import joined
 from headgate.integrations.keys_proxy.refusals import Headers
 
 LONGEST = 1 << 20
@@ -22,7 +24,7 @@ _BEGINNING = 6
 """Characters of a key that give it away. Words of prose that begin like a key are hidden too."""
 _END = 4
 """Characters at the end of a key that providers show after dots or asterisks."""
-_FOLLOWS = r"(?:[\w*.\x80-\xff/+=-]|\\/|\\u00[0-9a-fA-F]{2})*"
+_FOLLOWS = r"(?:[\w*.\x80-\xff/+=-]|\\/|\\u00[0-9a-fA-F]{2}|%[0-9a-fA-F]{2}|&#x?[0-9a-fA-F]{1,4};)*"
 _HIDDEN = "[redacted]"
 
 
@@ -43,10 +45,13 @@ class ErrorTexts:
 
     def body(self, body: bytes, headers: Headers) -> tuple[bytes, Headers] | None:
         """Return the body and the headers of an error without keys; None: it cannot be read, and must not pass."""
-        plain = _decoded(body, first(headers, b"content-encoding"))
+        plain = _decoded(body, joined(headers, b"content-encoding"))
         if plain is None:
             return None
-        shown = self.text(plain.decode("latin-1")).encode("latin-1", "replace")
+        text = self.text(plain.decode("latin-1"))
+        if any(self.text(reading) != reading for reading in _readings(text)):
+            return None
+        shown = text.encode("latin-1", "replace")
         if shown == plain:
             return body, headers
         kept = [pair for pair in headers if pair[0] not in _OF_THE_BODY]
@@ -60,11 +65,32 @@ def without_values(headers: Headers) -> Headers:
 
 def _shown(headers: Headers, hide: Callable[[str], str]) -> Headers:
     whole = b"\n".join([value for _, value in headers]).decode("latin-1")
-    if hide(whole) == whole:
+    if hide(whole) == whole and all(hide(reading) == reading for reading in _readings(whole)):
         return headers
-    return [(name, hide(value.decode("latin-1")).encode("latin-1", "replace")) for name, value in headers]
+    return [(name, _shown_value(value.decode("latin-1"), hide).encode("latin-1", "replace")) for name, value in headers]
 
 
+def _shown_value(value: str, hide: Callable[[str], str]) -> str:
+    shown = hide(value)
+    return shown if all(hide(reading) == reading for reading in _readings(shown)) else _HIDDEN
+
+
+def _readings(text: str) -> Iterator[str]:
+    """What a client may read in a text: UTF-16 and UTF-32 without their zeros, and each kind of escapes undone."""
+    if "\0" in text:
+        yield text.replace("\0", "")
+    if "%" in text:
+        yield unquote(text, "latin-1")
+    if "&" in text:
+        yield unescape(text)
+    if "\\" in text:
+        yield _ESCAPE.sub(lambda found: chr(int(found[1], 16)) if found[1] else found[2], text)
+
+
+_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|([/\\\"]))")
+
+
+_GZIP = b"\x1f\x8b"
 _OF_THE_BODY = (b"content-encoding", b"content-length", b"content-md5", b"digest", b"content-digest", b"etag")
 
 
@@ -77,11 +103,13 @@ def _parts(keys: frozenset[str]) -> re.Pattern[str] | None:
     return re.compile("|".join(sorted(found))) if found else None
 
 
-def _decoded(body: bytes, encoding: bytes | None) -> bytes | None:
+def _decoded(body: bytes, encoding: bytes) -> bytes | None:
     """The body as text; None if it is in an encoding that cannot be read here, or is too long."""
-    name = b"identity" if encoding is None else encoding.strip().lower()
-    if name in (b"", b"identity"):
+    name = encoding.strip().lower()
+    if not body:
         return body
+    if name in (b"", b"identity"):
+        return None if body.startswith(_GZIP) else body
     if name not in (b"gzip", b"x-gzip", b"deflate"):
         return None
     for window in (47, -15):  # gzip or zlib by its header; deflate without one
@@ -90,5 +118,6 @@ def _decoded(body: bytes, encoding: bytes | None) -> bytes | None:
             plain = inflate.decompress(body, LONGEST)
         except zlib.error:
             continue
-        return None if inflate.unconsumed_tail or inflate.unused_data or not inflate.eof else plain
+        cut = inflate.unconsumed_tail or inflate.unused_data or not inflate.eof
+        return None if cut or plain.startswith(_GZIP) else plain
     return None

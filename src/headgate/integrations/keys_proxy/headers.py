@@ -22,16 +22,16 @@ _INBOUND = _HOP_BY_HOP.union(
     KEY_HEADERS,
     (b"cookie", b"x-amz-security-token", b"x-auth-token", TENANT),
     # Where a client is, and what it runs on, is not for the upstream to know.
-    (b"forwarded", b"via", b"x-real-ip", b"referer", b"origin", b"x-forwarded-for", b"x-forwarded-host"),
-    (b"x-forwarded-proto", b"x-forwarded-port", b"x-forwarded-prefix", b"x-forwarded-server"),
-    (b"true-client-ip", b"x-client-ip", b"x-goog-iam-authorization-token"),
-    # Some servers take them for another method or path than the one that was looked at.
-    (b"x-http-method", b"x-http-method-override", b"x-method-override", b"x-original-url", b"x-rewrite-url"),
+    (b"forwarded", b"via", b"x-real-ip", b"referer", b"origin"),
+    (b"true-client-ip", b"x-client-ip", b"cf-connecting-ip", b"x-goog-iam-authorization-token"),
+    (b"x-method-override", b"x-override-url"),  # see _INBOUND_PREFIXES
     # Of the account to which a key belongs: with another one the upstream would refuse good keys.
     (b"openai-organization", b"openai-project"),
     # Written anew: the body has been read as a whole, and the host is another one.
     (b"host", b"content-length", b"expect", b"accept-encoding"),
 )
+# Some servers take them for another method, path or host than the one that was looked at.
+_INBOUND_PREFIXES = (b"x-forwarded-", b"x-http-", b"x-original-", b"x-rewrite-")
 # A cookie of the upstream is a credential too. The others would tell a browser things about the host of the proxy.
 _OUTBOUND = _HOP_BY_HOP.union(
     (b"set-cookie", b"set-cookie2", b"strict-transport-security", b"alt-svc", b"clear-site-data")
@@ -48,7 +48,8 @@ def for_upstream(headers: Headers, host: bytes, key_header: bytes | None) -> Hea
     kept = [(b"host", host)]
     for pair in headers:
         name = pair[0]
-        if name not in _INBOUND:
+        # CGI and WSGI read X_Original_URL as X-Original-URL, so that a list of names would stop nothing.
+        if name not in _INBOUND and not name.startswith(_INBOUND_PREFIXES) and b"_" not in name:
             if name not in named:
                 kept.append(pair)
         elif name == b"accept-encoding":
@@ -63,12 +64,19 @@ def for_client(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
     """Return the headers of an answer for the client."""
     lowered = [(name.lower(), value) for name, value in headers]
     named = _named(lowered)
+    if first(lowered, b"transfer-encoding") is not None:
+        named |= {b"content-length"}  # it says nothing beside a Transfer-Encoding, and is wrong in what passes here
     return [pair for pair in lowered if pair[0] not in _OUTBOUND and pair[0] not in named and not _is_cors(pair[0])]
 
 
 def first(headers: Headers, name: bytes) -> bytes | None:
     """Return the value of the first header of this name."""
     return next((value for one, value in headers if one == name), None)
+
+
+def joined(headers: Headers, name: bytes) -> bytes:
+    """Return the values of all headers of this name as one list, or nothing if there is none."""
+    return b", ".join([value for one, value in headers if one == name])
 
 
 def _named(headers: Headers) -> frozenset[bytes]:

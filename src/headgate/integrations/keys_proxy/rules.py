@@ -31,6 +31,8 @@ HEALTH, STATE = b"/healthz", b"/headgate/state"
 METHODS = ("GET", "POST")
 LONGEST_HEAD = 32 << 10
 """Bytes of a path and of all headers."""
+BODILESS = frozenset(("GET", "HEAD", "DELETE"))
+"""Methods for which RFC 9110 defines no body. A server that does not read one takes it for the next request."""
 _ALL_METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"))
 
 _LOOPBACK_HOSTS = frozenset(("localhost", "127.0.0.1", "[::1]"))
@@ -40,7 +42,7 @@ _PATH = re.compile(rb"(?:/(?:[A-Za-z0-9_.~!$&'()*+,=:@-]|%[0-9A-Fa-f]{2})+)+")
 # decode them, and read another path than the one that was allowed.
 _TRICKY = re.compile(rb"%(?:[01][0-9A-Fa-f]|7[Ff]|2[EeFf]|5[Cc]|25|3[BbFf]|23|[89A-Fa-f][0-9A-Fa-f])")
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
-_CREDENTIALS_IN_QUERY = frozenset((b"key", b"api_key", b"api-key", b"apikey", b"access_token", b"token"))
+_CREDENTIALS_IN_QUERY = frozenset((*KEY_HEADERS, b"key", b"api_key", b"apikey", b"access_token", b"token"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,7 @@ class ProxyRules:
         """Accept a request or refuse it."""
         seen = _Seen(request.headers)
         refusal = _head_fault(request) or self._host_fault(seen, request.server)
-        refusal = refusal or _body_fault(seen) or _path_fault(request.path, request.query)
+        refusal = refusal or _body_fault(seen, request) or _path_fault(request.path, request.query)
         if refusal is not None:
             return refusal
         if request.path == HEALTH and request.method in ("GET", "HEAD"):
@@ -182,6 +184,7 @@ class _Seen:
         return values[0] if len(values) == 1 else b""
 
 
+NO_BODY = Refusal(400, "body_not_allowed", f"a request with {', '.join(sorted(BODILESS))} must have no body")
 _VERSIONS = ("1.1", "1.0", "2", "3")
 _OTHER_HOST = Refusal(
     403,
@@ -206,13 +209,17 @@ def _head_fault(request: Request) -> Refusal | None:
     return None
 
 
-def _body_fault(seen: _Seen) -> Refusal | None:
+def _body_fault(seen: _Seen, request: Request) -> Refusal | None:
     """Refuse what two servers could read as bodies of different lengths."""
     lengths, encodings = seen.values.get(b"content-length"), seen.values.get(b"transfer-encoding")
     if lengths is not None and (len(lengths) > 1 or not lengths[0].isdigit() or len(lengths[0]) > 15):
         return Refusal(400, "invalid_length", "Content-Length must be one number")
     if encodings is not None and (lengths is not None or [word.lower() for word in encodings] != [b"chunked"]):
         return Refusal(400, "invalid_length", "a body is either of a Content-Length or chunked")
+    if encodings is not None and request.version == "1.0":
+        return Refusal(400, "invalid_length", "HTTP/1.0 has no chunked bodies")
+    if request.method in BODILESS and (encodings is not None or (lengths is not None and int(lengths[0]) > 0)):
+        return NO_BODY
     return None
 
 

@@ -101,7 +101,7 @@ class ProxyServer:
         limit, most = self._proxy.limits.client_timeout, _most_connections()
 
         def connection(**given: Any) -> _Connection:
-            return _Connection(limit, most, **given)
+            return _Connection(limit, most, read_within=limit, **given)
 
         return uvicorn.Config(
             self._proxy,
