@@ -26,8 +26,9 @@ from threading import Lock
 from typing import Any, Final
 from urllib.parse import quote
 
+from headgate.core.clock import clock
 from headgate.core.redaction import log_exception
-from headgate.core.shared_state import Outcome, Seen, Step
+from headgate.core.shared_state import ClockOffset, Outcome, Seen, Step
 from headgate.errors import HeadgateError, PoolClosed, StoreWriteFailed
 from headgate.stores.shared.postgres_errors import SCHEMA, Trouble, Verdict
 from headgate.stores.shared.postgres_link import Link, Server
@@ -286,7 +287,9 @@ class Exchange:
     async def _once(self, batch: Batch) -> bool:
         """Read, run and write; returns False when it must be done again."""
         me = await self._members.ensure(self.link)
+        before = clock.now()
         row = await self.link.ask(_READ, batch.key)
+        after = clock.now()
         ids = frozenset(row["ids"] or ())
         if me not in ids:
             self._members.lose(me)
@@ -296,7 +299,8 @@ class Exchange:
             return False
         # The clock of the server may be set back. Its time is at least that of the last write, and our last one.
         self._newest = now = max(self._newest, row["now"])
-        batch.run(self._text(batch.key, row["state"]), Seen(now, me, lambda member: member not in ids))
+        ahead = ClockOffset.read_between(before, now, after)
+        batch.run(self._text(batch.key, row["state"]), Seen(now, me, lambda member: member not in ids, ahead))
         if batch.is_doubtful and batch.state is None:
             batch.state, batch.expires = row["state"], row["expires"]
         channels = [channel_of(member) for member in batch.wakes if member in ids]
