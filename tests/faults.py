@@ -34,6 +34,8 @@ class Proxy:
         """How many answers were thrown away."""
         self.drops: Callable[[bytes], bool] | None = None
         """If this is true of what the server sends, the client does not get it."""
+        self.delay = 0.0
+        """Seconds by which the client gets what the server sends later."""
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -120,6 +122,8 @@ class Proxy:
                 return
             if self.is_silent or (self.drops is not None and self.drops(data)):
                 continue
+            if self.delay:
+                await asyncio.sleep(self.delay)
             writer.write(data)
             await writer.drain()
 

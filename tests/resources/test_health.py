@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from headgate.core.shared_state import Outcome, Seen
+from headgate.core.shared_state import ClockOffset, Outcome, Seen
 from headgate.resources import Resource
 from headgate.resources.exchange import Message, Reply, exchange, read
 from headgate.resources.health import UNKNOWN, Local, Outage, Record, is_forgotten, is_same, join, learned, mark_of
@@ -92,40 +92,45 @@ def local(**changes: Any) -> Local:
     return Local("healthy", 0.0, 0, 0, 0.0, 0, 0.0, 0)._replace(**changes)
 
 
+def exactly(ahead: float) -> ClockOffset:
+    return ClockOffset(ahead, ahead)
+
+
 def test_h02_a_success_clears_what_is_older_than_its_call_and_nothing_else() -> None:
     old, new = Outage(10.0, 1, 40.0), Outage(30.0, 1, 60.0)
     after = local(proofs=1, proved_at=20.0)
-    assert learned(Record(outages=(old,)), local(), after, 0.0, 25.0, 0.0).outages == ()
-    known = learned(Record(outages=(old,)), local(), after, 0.0, 25.0, 0.0)
+    assert learned(Record(outages=(old,)), local(), after, 0.0, 25.0, exactly(0.0)).outages == ()
+    known = learned(Record(outages=(old,)), local(), after, 0.0, 25.0, exactly(0.0))
     assert join(known, Record(outages=(old, new))).outages == (new,)
 
 
 def test_h02_the_order_of_this_process_decides_even_if_clocks_say_otherwise() -> None:
     """The success is of a call that began after the cooldown here, although the store's clock has it the other way."""
     known = Record(outages=(Outage(10.0, 1, 40.0),))
-    assert learned(known, local(), local(proofs=1, proved_at=9.9), 0.0, 11.0, 0.0).outages == ()
+    assert learned(known, local(), local(proofs=1, proved_at=9.9), 0.0, 11.0, exactly(0.0)).outages == ()
 
 
 def test_h02_r35_two_processes_that_meet_one_outage_escalate_once() -> None:
     cooled = local(status="cooling_down", until=130.0, consecutive=2, outage=7)
-    one = learned(Record(outages=(Outage(10.0, 1, 40.0),)), local(), cooled, 100.0, 100.0, 0.0)
-    other = learned(Record(outages=(Outage(10.0, 1, 40.0),)), local(), cooled, 100.3, 100.3, 0.3)
+    one = learned(Record(outages=(Outage(10.0, 1, 40.0),)), local(), cooled, 100.0, 100.0, exactly(0.0))
+    other = learned(Record(outages=(Outage(10.0, 1, 40.0),)), local(), cooled, 100.3, 100.3, exactly(0.3))
     assert join(one, other).consecutive == 2
     assert join(one, other).until == 130.3
 
 
 def test_h02_enable_begins_a_generation_and_what_follows_belongs_to_it() -> None:
     disabled = Record(3, True)
-    assert learned(disabled, local(status="disabled"), local(enables=1), 0.0, 5.0, 100.0) == Record(4, at=105.0)
-    again = learned(disabled, local(status="disabled"), local(status="disabled", enables=1), 0.0, 5.0, 0.0)
+    enabled = learned(disabled, local(status="disabled"), local(enables=1), 0.0, 5.0, exactly(100.0))
+    assert enabled == Record(4, at=105.0)
+    again = learned(disabled, local(status="disabled"), local(status="disabled", enables=1), 0.0, 5.0, exactly(0.0))
     assert again == Record(4, True, at=5.0)
 
 
 def test_h01_nothing_learned_is_nothing_to_tell() -> None:
     known = Record(outages=(Outage(10.0, 1, 40.0),))
-    assert learned(known, local(), local(), 0.0, 50.0, 0.0) is known
+    assert learned(known, local(), local(), 0.0, 50.0, exactly(0.0)) is known
     unshared = local(proofs=1, proved_at=49.0)
-    assert learned(UNKNOWN, local(), unshared, 0.0, 50.0, 0.0) is UNKNOWN
+    assert learned(UNKNOWN, local(), unshared, 0.0, 50.0, exactly(0.0)) is UNKNOWN
 
 
 def test_h01_records_of_healthy_resources_are_forgotten_in_time() -> None:
@@ -340,7 +345,7 @@ class Process:
     lease: int = 0
     uses: list[tuple[Use, int]] = field(default_factory=list)
     sent: tuple[Message, int] | None = None
-    answer: tuple[Reply, float, int] | None = None
+    answer: tuple[Reply, ClockOffset, int] | None = None
     asks: bool = False
 
     def __post_init__(self) -> None:
@@ -443,7 +448,7 @@ class Delays(RuleBasedStateMachine):
         for _ in range(1 + twice):  # the answer to a COMMIT was lost, and the step ran again
             seen = Seen(self.now, one.member, lambda member: member in self.gone)
             self.text, reply, _ = say(self.text, message, seen)
-        one.sent, one.answer = None, (reply, one.offset, lease)
+        one.sent, one.answer = None, (reply, exactly(one.offset), lease)
 
     @rule(nth=st.integers(0, 2))
     def hear(self, nth: int) -> None:

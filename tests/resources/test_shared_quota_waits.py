@@ -10,6 +10,7 @@ import pytest
 
 from headgate import CooldownResource, PoolExhausted, Resource, ResourcePool
 from headgate.core.clock import clock
+from headgate.core.shared_state import ClockOffset
 from headgate.resources.accounts import Account
 from headgate.resources.leased_budget import LeasedBudget
 from headgate.resources.quota_exchange import Reply
@@ -96,7 +97,7 @@ def test_h10_the_end_of_a_call_gives_back_nothing_if_it_began_before_the_quota_w
     account.lease(budget, Mock(askers={}), 0.0)
     message = budget.message(looks=True)
     assert message is not None
-    budget.take(message, Reply(0.0, "me", {"requests": 2.0}, {"requests": 4.0}, None, False, quota), 0.0, 0.0)
+    budget.take(message, Reply(0.0, "me", {"requests": 2.0}, {"requests": 4.0}, None, False, quota), ClockOffset(), 0.0)
     account.reserve(0.0, 0.0)
     account.settle(before, 1.0, answered=True)
     assert budget.left("requests", 1.0) == 1.0

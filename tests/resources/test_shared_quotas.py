@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import logging
 import math
 import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,7 +19,7 @@ from hypothesis import strategies as st
 import headgate
 from headgate import PoolExhausted, Quota, Resource, ResourcePool, TaskPool
 from headgate.core.clock import clock
-from headgate.core.shared_state import Seen
+from headgate.core.shared_state import Seen, timed
 from headgate.resources.leased_budget import LeasedBudget
 from headgate.resources.quota_exchange import Message, Reply, exchange
 from headgate.stores.shared.memory import MemoryState, SharedMemory
@@ -352,28 +354,39 @@ class Process:
         burst=st.none() | st.just(1.0),
     ),
     steps=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 6), st.integers(0, 9), st.floats(0, 3)), max_size=120),
+    pauses=st.lists(st.sampled_from([0.0, 0.0, 0.3, 4.0]), min_size=1, max_size=7),
 )
 @settings(max_examples=max(60, int(1500 * SCALE**1.4)), deadline=None)
-def test_h10_no_schedule_of_processes_exceeds_a_quota(quota: Quota, steps: list[tuple[int, int, int, float]]) -> None:
-    """Processes call, end, die and send messages that are lost, doubled or answered late; an upstream counts."""
+def test_h10_h05_no_schedule_of_processes_exceeds_a_quota(
+    quota: Quota, steps: list[tuple[int, int, int, float]], pauses: list[float]
+) -> None:
+    """Processes call, end, die, pause, and send messages that are lost, doubled or late; an upstream counts."""
     processes = [Process(f"m{number}", quota) for number in range(4)]
     text: str | None = None
     now = 100.0
     arrived: list[tuple[float, int]] = []
+    paused = itertools.cycle(pauses)
 
     def is_gone(member: str) -> bool:
         return next(one for one in processes if one.name == member).gone
 
     def send(process: Process, *, lose_answer: bool) -> None:
-        nonlocal text
+        nonlocal text, now
         message = process.budget.message(looks=True)
         assert message is not None
+        step = timed(lambda text, seen: exchange(text, seen, message), now)
         for _ in range(2 if lose_answer else 1):
-            outcome = exchange(text, Seen(now, process.name, is_gone), message)
+            now += next(paused)
+            seen = Seen(now, process.name, is_gone)
+            now += next(paused)
+            with clock.replaced(now=partial(float, now)):
+                outcome = step(text, seen)
             text = text if outcome.state is None else outcome.state
+        now += next(paused)
         if not lose_answer:
-            process.budget.take(message, outcome.reply, 0.0, now)
-            if outcome.reply.is_wanted:
+            reply, offset = outcome.reply
+            process.budget.take(message, reply, offset, now)
+            if reply.is_wanted:
                 process.budget.give_back(now)
 
     for who, what, cost, seconds in steps:

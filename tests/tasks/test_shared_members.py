@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headgate import SqliteStore, StoreWriteFailed, TaskPool
-from headgate.core.shared_state import Seen
+from headgate.core.shared_state import ClockOffset, Seen
 from headgate.stores.shared.exchange import Message, Reply, Settings, Want, exchange
 from headgate.stores.shared.memory import MemoryState, SharedMemory
 from headgate.tasks.names import unregister
@@ -139,7 +139,7 @@ def test_g11_the_clock_of_the_store_is_known_within_the_quickest_exchange() -> N
     assert exchanged(30.0, 130.0, 80.0) == pytest.approx(100.0), "a reply that was long on its way changes nothing"
     assert exchanged(90.0, 190.5, 90.1) == pytest.approx(100.4), "clocks may drift"
     share.message(91.0, ("", 0), ())
-    share.replied(Reply(member="m", now=5.0, ahead=7.0, settings=share.settings), 92.0)
+    share.replied(Reply(member="m", now=5.0, ahead=ClockOffset(7.0, 7.0), settings=share.settings), 92.0)
     (want,) = share.message(100.0, ("", 0), [Waiting()]).wants  # type: ignore[list-item]
     assert want.at == 107.0, "a store that knows it is believed"
 

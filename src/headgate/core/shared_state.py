@@ -23,10 +23,37 @@ from collections.abc import Callable, Collection
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
+from headgate.core.clock import clock
 from headgate.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
+
+
+class ClockOffset(NamedTuple):
+    """How far the clock of a store is ahead of the monotonic clock of this process: two bounds.
+
+    The store reads its clock at some moment between two readings of ours, so the difference is known only within them.
+    Both conversions choose the later result: something that another process waits for never ends early because a
+    message or an answer was slow, or because this process was not given the processor in between. The price is that it
+    ends late by as long.
+    """
+
+    least: float = 0.0
+    most: float = 0.0
+
+    @classmethod
+    def read_between(cls, before: float, stored: float, after: float) -> ClockOffset:
+        """The bounds that follow if the store read `stored` between two readings of the monotonic clock."""
+        return cls(stored - after, stored - before)
+
+    def to_store(self, at: float) -> float:
+        """A time of this process on the clock of the store: not earlier than it was."""
+        return at + self.most
+
+    def to_local(self, at: float) -> float:
+        """A time of the store on the clock of this process: not earlier than it will be."""
+        return at - self.least
 
 
 class Seen(NamedTuple):
@@ -39,8 +66,8 @@ class Seen(NamedTuple):
     """The id under which this process takes part now. It changes when a lease is lost, and in a forked child."""
     is_gone: Callable[[str], bool]
     """Is the member of this id gone? Once True, always True."""
-    ahead: float | None = None
-    """How far `now` is ahead of the monotonic clock of this process, where the store knows that exactly."""
+    ahead: ClockOffset | None = None
+    """How far `now` is ahead of the monotonic clock of this process, or None if the store does not know."""
     unheard: Collection[str] = ()
     """Members that may hold what the texts do not say, because the texts were lost a short time ago."""
 
@@ -112,6 +139,20 @@ class SharedState(Protocol):
         InvalidArgument if the store cannot be used.
         """
         ...
+
+
+def timed(step: Step, asked_at: float) -> Step:
+    """A step that replies with (its reply, the `ClockOffset` when it ran), for a caller that asks at `asked_at`.
+
+    A store that does not say how far its clock is ahead has read it between then and the moment at which the step runs.
+    """
+
+    def run(text: str | None, seen: Seen) -> Outcome:
+        ahead = seen.ahead or ClockOffset.read_between(asked_at, seen.now, clock.now())
+        outcome = step(text, seen)
+        return outcome._replace(reply=(outcome.reply, ahead))
+
+    return run
 
 
 # -- stores by their names ---------------------------------------------------------------------------------------------

@@ -14,7 +14,8 @@ commutative, associative and idempotent.
 Outages are not merged into one, because a success may clear one of them and not the other. An outage that another one
 exceeds in every respect says nothing more and is left out, so there is nearly always one.
 
-All times are those of the store's clock. `offset` is that clock minus the monotonic clock of this process.
+All times are those of the store's clock. Those that this process writes are not earlier than they were, with one
+exception: a success, which would otherwise clear what began after its call.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from hashlib import blake2b
 from typing import Any, NamedTuple, cast
 
 from headgate.core.checks import Affinity
+from headgate.core.shared_state import ClockOffset
 from headgate.resources.affinity import stable_text
 from headgate.resources.cooldowns import SAME_UNTIL
 from headgate.resources.model import Resource, ResourceStatus
@@ -147,7 +149,7 @@ def local_of(resource: Resource[Any]) -> Local:
     )
 
 
-def learned(known: Record, before: Local, after: Local, began: float, now: float, offset: float) -> Record:
+def learned(known: Record, before: Local, after: Local, began: float, now: float, offset: ClockOffset) -> Record:
     """Return the record with what this process learned between two looks at its own resource.
 
     `known` is what it had taken over until then, `began` when the current outage began.
@@ -158,16 +160,16 @@ def learned(known: Record, before: Local, after: Local, began: float, now: float
     if after.proofs != before.proofs and record.outages:
         # This process decides by acquisition order that the success is newer than every outage it had heard of. Two
         # clocks must not decide otherwise.
-        cleared = max(after.proved_at + offset, math.nextafter(record.began, math.inf))
+        cleared = max(after.proved_at + offset.least, math.nextafter(record.began, math.inf))
         record = record._replace(cleared=max(record.cleared, cleared))
     if after.consecutive and (enabled or _is_new(before, after)):
-        outage = Outage(max(began, record.cleared), after.consecutive, after.until + offset)
+        outage = Outage(max(began, record.cleared), after.consecutive, offset.to_store(after.until))
         record = record._replace(outages=(*record.outages, outage))
     if after.status == "disabled" and (enabled or before.status != "disabled"):
         record = record._replace(disabled=True)
     if record is known:
         return known
-    return record._replace(outages=_remaining(record.outages, record.cleared), at=max(known.at, now + offset))
+    return record._replace(outages=_remaining(record.outages, record.cleared), at=max(known.at, offset.to_store(now)))
 
 
 def _is_new(before: Local, after: Local) -> bool:

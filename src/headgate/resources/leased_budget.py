@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
+from headgate.core.shared_state import ClockOffset
 from headgate.resources.ledger import REQUESTS, TOKENS, Need, needed
 from headgate.resources.quota import Quota, QuotaSetting
 from headgate.resources.quota_exchange import Message, Refused, Reply, Told, Want
@@ -51,7 +52,7 @@ class LeasedBudget:
         self._token = token
         self._needed = needed
         self._member: str | None = None
-        self._offset = 0.0  # how far the store's clock is ahead of the monotonic one
+        self._offset = ClockOffset()
         self._seq = 0
         self._unanswered: Message | None = None
         self._limits: dict[str, float | None] = {}
@@ -140,7 +141,7 @@ class LeasedBudget:
         The start is a time of the store's clock, and no two are the same.
         """
         self._used_at = now
-        start = self._started_at = max(now + self._offset, self._started_at + _TICK)
+        start = self._started_at = max(self._offset.to_store(now), self._started_at + _TICK)
         for name, amount in need.items():
             self._ended[name] = self._ended.get(name, 0.0) + amount
             self._add(self._rows, name, start, amount)
@@ -162,7 +163,7 @@ class LeasedBudget:
 
     def amend(self, change: Need, start: float, now: float) -> None:
         """Report that a call used more or less than it had reserved."""
-        start = start if start <= self._started_at else now + self._offset
+        start = start if start <= self._started_at else self._offset.to_store(now)
         for name, amount in change.items():
             if amount and name in self._limits:
                 self._add(self._changes, name, start, amount)
@@ -170,7 +171,7 @@ class LeasedBudget:
 
     def retime(self, since: float, now: float) -> None:
         """Count what started since then as started now. What was reported before stays as it is."""
-        moved_to = self._started_at = max(now + self._offset, self._started_at + _TICK)
+        moved_to = self._started_at = max(self._offset.to_store(now), self._started_at + _TICK)
         for own in self._rows.values():
             late = [start for start in own if start >= since]
             if late:
@@ -178,7 +179,7 @@ class LeasedBudget:
 
     def observe(self, limits: Iterable[Limit], start: float, now: float) -> None:
         """Report what an answer said that arrived at `now`, to a call that started at `start`."""
-        at = now + self._offset
+        at = max(self._offset.to_store(now), start)  # `start` may be of an earlier exchange, whose answer took longer
         for told in limits:
             resets_at = None if told.reset_after is None else at + told.reset_after
             self._told.append(Told(told.name, told.limit, told.remaining, resets_at, at, start))
@@ -191,7 +192,7 @@ class LeasedBudget:
 
     def refused(self, told: Mapping[str, float | None], after: float | None, start: float, now: float) -> None:
         """Report at once that a call was refused because of these limits: others would be refused too."""
-        self._refused.append(Refused(told, after, start, now + self._offset))
+        self._refused.append(Refused(told, after, start, max(self._offset.to_store(now), start)))
         del self._refused[:-_MOST_TOLD]
         self._send()
 
@@ -239,7 +240,7 @@ class LeasedBudget:
         self.wants_exchange = False
         return message
 
-    def take(self, message: Message, reply: Reply, offset: float, now: float) -> None:
+    def take(self, message: Message, reply: Reply, offset: ClockOffset, now: float) -> None:
         """Take the answer to a message."""
         self._unanswered = None
         self._offset = offset
@@ -257,7 +258,7 @@ class LeasedBudget:
         elif self._want is not None and not self._want.is_urgent:
             self._want, self._ahead_at = None, now + _ASKED_AGAIN
         elif self._want is not None:
-            soon = now + _OTHERS_USE_IT if reply.opens_at is None else reply.opens_at - offset
+            soon = now + _OTHERS_USE_IT if reply.opens_at is None else offset.to_local(reply.opens_at)
             self._asks_at = min(max(soon, now + 0.001), now + 60.0)
             if message.want != self._want:
                 self._send()

@@ -13,6 +13,7 @@ from itertools import islice
 from typing import NamedTuple, Protocol
 
 from headgate.core.checks import Affinity
+from headgate.core.shared_state import ClockOffset
 from headgate.resources.effects import Effects
 from headgate.resources.exchange import Message, Reply
 from headgate.resources.health import UNKNOWN, Local, Record, is_forgotten, is_same, join, learned, local_of, mark_of
@@ -68,7 +69,7 @@ class Replica:
         self._pool = pool
         self._token = token
         self._member: str | None = None  # the id of this process when it was last answered
-        self._offset = 0.0
+        self._offset = ClockOffset()
         self._known: dict[str, Record] = {}
         self._unsent: set[str] = set()  # marks whose records the store may not know
         self._tracks: dict[str, _Track] = {}  # by mark
@@ -157,7 +158,7 @@ class Replica:
         if after == track.before:
             return
         if after.outage != track.before.outage:
-            track.began = max(track.began, after.outage_at + self._offset)
+            track.began = max(track.began, self._offset.to_store(after.outage_at))
         known = self._known.get(track.mark, UNKNOWN)
         record = learned(known, track.before, after, track.began, now, self._offset)
         track.before = after
@@ -268,7 +269,7 @@ class Replica:
 
     # -- being told ---------------------------------------------------------------------------------------------------
 
-    def take(self, reply: Reply, offset: float, now: float, *, is_current: bool) -> Effects:
+    def take(self, reply: Reply, offset: ClockOffset, now: float, *, is_current: bool) -> Effects:
         """Take an answer. Not `is_current`: this process has lost its lease since, so the permits are not its own."""
         self._offset = offset
         effects: Effects = []
@@ -301,7 +302,7 @@ class Replica:
 
     def _apply(self, track: _Track, old: Record, new: Record, now: float) -> Effects:
         adopted = Adopted(
-            until=new.until - self._offset,
+            until=self._offset.to_local(new.until),
             consecutive=new.consecutive,
             disabled=new.disabled,
             enabled=new.generation > old.generation,

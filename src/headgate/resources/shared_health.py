@@ -5,7 +5,7 @@ store, which must not be held up: the rotation and the waiters are told there, a
 `background`.
 
 The store's clock is translated to the monotonic clock of this process by the difference of both at the moment of each
-exchange. The wall clock of this process decides nothing.
+exchange (`ClockOffset`). The wall clock of this process decides nothing.
 
 A pool is not closed, it is dropped. So nothing here holds it: the store holds a listener, which holds the pool weakly.
 When the pool is gone, the listener notices at its next call, and leaves.
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from headgate.core.clock import clock
 from headgate.core.redaction import redact
-from headgate.core.shared_state import Outcome, Seen, SharedState, Step, store_from_environment, store_of
+from headgate.core.shared_state import ClockOffset, SharedState, Step, store_from_environment, store_of, timed
 from headgate.errors import InvalidArgument, PoolClosed, StoreUnreachable
 from headgate.resources.background import reports
 from headgate.resources.effects import Effects
@@ -238,7 +238,7 @@ class SharedHealth:
             future.set_exception(error)
         future.add_done_callback(partial(_answered, weakref.ref(self), message, lease, then))
 
-    def answered(self, message: Message, lease: int, future: Future[tuple[Reply, float]]) -> None:
+    def answered(self, message: Message, lease: int, future: Future[tuple[Reply, ClockOffset]]) -> None:
         """Take the answer to a message, in the thread of the store."""
         try:
             reply, offset = future.result()
@@ -356,13 +356,7 @@ def _nothing() -> None:
 
 
 def _step(message: Message) -> Step:
-    """The step that takes a message, and notes how far the store's clock is ahead of the monotonic clock here."""
-
-    def step(text: str | None, seen: Seen) -> Outcome:
-        outcome = exchange(text, seen, message)
-        return outcome._replace(reply=(outcome.reply, seen.now - clock.now()))
-
-    return step
+    return timed(lambda text, seen: exchange(text, seen, message), clock.now())
 
 
 def _answered(
@@ -370,7 +364,7 @@ def _answered(
     message: Message,
     lease: int,
     then: Callable[[], object] | None,
-    future: Future[tuple[Reply, float]],
+    future: Future[tuple[Reply, ClockOffset]],
 ) -> None:
     known = health()
     if known is not None:

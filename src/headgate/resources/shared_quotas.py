@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from headgate.core.clock import clock
 from headgate.core.redaction import redact
-from headgate.core.shared_state import Outcome, Seen, SharedState, Step
+from headgate.core.shared_state import ClockOffset, SharedState, Step, timed
 from headgate.errors import PoolClosed, StoreUnreachable
 from headgate.resources.accounts import Account
 from headgate.resources.background import reports
@@ -230,7 +230,7 @@ class SharedQuota:
         self._budget.forget()
         self.account.refresh(clock.now())
 
-    def answered(self, message: Message, lost: int, future: Future[tuple[Reply, float]]) -> None:
+    def answered(self, message: Message, lost: int, future: Future[tuple[Reply, ClockOffset]]) -> None:
         """Take the answer to a message, in the thread of the store. `lost`: how many leases had been lost by then."""
         try:
             reply, offset = future.result()
@@ -338,13 +338,7 @@ def _nothing() -> None:
 
 
 def _step(message: Message) -> Step:
-    """The step that takes a message, and notes how far the store's clock is ahead of the monotonic clock here."""
-
-    def step(text: str | None, seen: Seen) -> Outcome:
-        outcome = exchange(text, seen, message)
-        return outcome._replace(reply=(outcome.reply, seen.now - clock.now()))
-
-    return step
+    return timed(lambda text, seen: exchange(text, seen, message), clock.now())
 
 
 def _answered(

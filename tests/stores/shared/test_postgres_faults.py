@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -15,7 +17,17 @@ from headgate.errors import PoolClosed, StoreUnreachable
 from tests.faults import Proxy
 from tests.postgres_server import PostgresServer
 from tests.postgres_server import ask as query
-from tests.stores.shared.postgres_support import PATIENCE, Child, Heard, ask, children, eventually, increment, read
+from tests.stores.shared.postgres_support import (
+    PATIENCE,
+    Child,
+    Heard,
+    ask,
+    children,
+    eventually,
+    gone,
+    increment,
+    read,
+)
 from tests.stores.shared.postgres_support import who_am_i as who
 
 pytestmark = pytest.mark.integration
@@ -233,9 +245,43 @@ def test_g21_after_a_crash_of_the_server_all_members_are_gone(own_server: Postgr
         now = ask(store, who)
         assert now not in (me, them)
         eventually(lambda: heard.losses == 1, "it is told, once")
-        gone = ask(store, lambda _, seen: Outcome(None, [seen.is_gone(me), seen.is_gone(them), seen.is_gone(now)]))
-        assert gone == [True, True, False]
         assert ask(other, who) != them
+        said = ask(store, lambda _, seen: Outcome(None, [seen.is_gone(me), seen.is_gone(them), seen.is_gone(now)]))
+        assert said == [True, True, False], "both have said that they took new ids"
+
+
+@pytest.mark.parametrize("crash", ["of the server", "of one of its processes"])
+def test_g25_after_a_crash_a_member_that_is_cut_off_counts_as_alive_until_its_lease_is_over(
+    own_server: PostgresServer, crash: str
+) -> None:
+    with Proxy(own_server.port) as proxy, PostgresStore(own_server.dsn(), lease=90.0) as direct:
+        with PostgresStore(f"postgresql://postgres@127.0.0.1:{proxy.port}/postgres", lease=4.0) as cut_off:
+            ask(direct, who)
+            member = ask(cut_off, who)
+            proxy.is_silent = True
+            deadline = cut_off.deadline
+            if crash == "of the server":
+                own_server.restart("immediate")
+            else:
+                others = "SELECT max(pid) FROM pg_stat_activity WHERE datname IS NOT NULL AND pid <> pg_backend_pid()"
+                os.kill(own_server.ask(others), signal.SIGKILL)
+            heard = Heard()
+            direct.listen("key", heard)
+            while not ask(direct, gone(member)):
+                heard.any.clear()
+                assert heard.any.wait(20.0), "it is told to look when the lease is over, long before a heartbeat"
+            assert time.monotonic() >= deadline
+
+
+def test_g25_after_a_crash_a_member_that_comes_back_has_given_up_its_former_id_at_once(
+    own_server: PostgresServer,
+) -> None:
+    with PostgresStore(own_server.dsn(), lease=90.0) as store, PostgresStore(own_server.dsn(), lease=90.0) as other:
+        members = ask(store, who), ask(other, who)
+        own_server.restart("immediate")
+        began = time.monotonic()
+        eventually(lambda: all(ask(store, gone(one)) for one in members), "nobody waits for the end of a lease")
+        assert time.monotonic() < began + 25.0, "nor for a heartbeat"
 
 
 @pytest.mark.soak

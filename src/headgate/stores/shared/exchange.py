@@ -33,7 +33,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from headgate.core.shared_state import Outcome, Seen
+from headgate.core.shared_state import ClockOffset, Outcome, Seen
 from headgate.errors import StoreFormatTooNew, StoreWriteFailed
 
 FORMAT: Final = 2
@@ -151,7 +151,7 @@ class Reply(NamedTuple):
     member: str = ""
     """The id of the member that is answered."""
     now: float = 0.0
-    ahead: float | None = None
+    ahead: ClockOffset | None = None
     """See `Seen.ahead`."""
     settings: Settings | None = None
     grants: tuple[Grant, ...] = ()

@@ -3,7 +3,8 @@
 A member lives while its row is there. The row is made under an id that nobody had before, and renewed every third of
 the lease as long as the lease stands *by the clock of the database*; a lease that is over is never renewed. Whoever
 sees a row whose lease is over deletes it. So "gone" is "has no row", which nothing can undo: a clock that is set back
-cannot, nor a late renewal.
+cannot, nor a late renewal. The exception is the time after a crash of the server, which empties the table: a member
+without a row counts as alive until its lease must be over, or until it says that it has taken a new id.
 
 A member loses its lease when the database says so, or when its own deadline passes without an answer to a renewal. The
 deadline is counted from before the renewal was sent, so it is never later than what the database knows. In both cases
@@ -18,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import re
 import socket
 from collections.abc import Iterable
 from typing import Final
@@ -32,9 +34,9 @@ ALL: Final = "headgate_members"
 
 _JOIN: Final = f"""
 WITH gone AS (DELETE FROM {SCHEMA}.members WHERE id = $5 RETURNING id)
-INSERT INTO {SCHEMA}.members (id, lease_until, host, pid)
-VALUES ($1, clock_timestamp() + make_interval(secs => $2), $3, $4)
-RETURNING (SELECT count(pg_notify('{ALL}', id)) FROM gone)
+INSERT INTO {SCHEMA}.members (id, lease_until, host, pid, former)
+VALUES ($1, clock_timestamp() + make_interval(secs => $2), $3, $4, $5)
+RETURNING (SELECT count(pg_notify('{ALL}', $5)) WHERE $5 <> '')
 """
 
 _RENEW: Final = f"""
@@ -59,6 +61,20 @@ SELECT count(pg_notify('{ALL}', id)) FROM gone
 
 _SOON: Final = 0.02
 """Seconds after the end of a lease at which it is looked for."""
+
+
+_LEASE: Final = re.compile(r"-(\d{1,15})\Z", re.ASCII)
+
+
+def new_id(lease: float) -> str:
+    """Return an id that nobody had before. It ends with the lease in milliseconds, rounded up: see `lease_of`."""
+    return f"{clock.token()[:16]}-{math.ceil(1000 * lease)}"
+
+
+def lease_of(member: str) -> float:
+    """Return the lease of a member whose row a crash may have removed; 0.0 for what is no id of a member."""
+    found = _LEASE.search(member)
+    return int(found[1]) / 1000 if found is not None else 0.0
 
 
 def channel_of(member: str) -> str:
@@ -93,7 +109,7 @@ class Membership:
             if self.id is not None and clock.now() >= self.deadline:
                 self.lose(self.id)
             if self.id is None:
-                before, new = clock.now(), clock.token()[:16]
+                before, new = clock.now(), new_id(self._lease)
                 await link.ask(_JOIN, new, self._lease, socket.gethostname(), os.getpid(), self._former)
                 self.id = new
                 self._stands_from(before)
@@ -130,7 +146,8 @@ class Membership:
         next_beat = clock.now()
         while not closing.is_set():
             self._stir.clear()
-            is_due = clock.now() >= next_beat
+            # After a crash of the server the others wait until this one has said that its row is lost.
+            is_due = clock.now() >= next_beat or not self.link.is_connected
             try:
                 next_end = await self._server.persist("heartbeat", self._renew if is_due else self._look)
             except HeadgateError as error:  # not one that passes by itself, but it is tried again all the same

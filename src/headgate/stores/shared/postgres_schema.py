@@ -4,8 +4,12 @@
   a server that crashes may lose those of the last half second, although they were acknowledged.
 - `members`: one row for each live member. The table is UNLOGGED, which is the answer to that loss: after a crash, and
   after a failover to a standby, PostgreSQL empties it. So whenever a text may have gone back to an older one, all
-  members that held something by the newer one are gone, and take part again under new ids. (After a clean restart
-  nothing is lost, and the table is as it was.)
+  members that held something by the newer one take part again under new ids. (After a clean restart nothing is lost,
+  and the table is as it was.) `former` is the id that the member had before: it has given up what it held under that.
+- `members_since`: since when `members` is complete, which has one row and is emptied with it. Whoever finds it empty
+  writes the time. A member of before may not have noticed yet that it lost its row, because it is cut off: it counts as
+  alive for as long as its lease may stand. The time at which the server started would not do: a standby that takes over
+  has run for long, and a server of which one process crashed runs on after it has emptied these tables.
 - `journals` and `chunks`: the journals of pools, see `postgres_journal`.
 
 Everything here is asked when a connection is made, and not again.
@@ -38,8 +42,11 @@ CREATE UNLOGGED TABLE {SCHEMA}.members (
     id text PRIMARY KEY,
     lease_until timestamptz NOT NULL,
     host text NOT NULL,
-    pid integer NOT NULL
+    pid integer NOT NULL,
+    former text NOT NULL
 ) WITH (fillfactor = 50);
+CREATE UNLOGGED TABLE {SCHEMA}.members_since (at timestamptz NOT NULL);
+INSERT INTO {SCHEMA}.members_since VALUES (to_timestamp(0));
 CREATE TABLE {SCHEMA}.journals (
     id bytea PRIMARY KEY,
     pool_id bytea NOT NULL,
@@ -64,6 +71,7 @@ INSERT INTO {SCHEMA}.format VALUES ({FORMAT});
 _NEEDS: Final = {
     "texts": ("SELECT", "INSERT", "UPDATE", "DELETE"),
     "members": ("SELECT", "INSERT", "UPDATE", "DELETE"),
+    "members_since": ("SELECT", "INSERT"),
     "journals": ("SELECT", "INSERT", "UPDATE"),
     "chunks": ("SELECT", "INSERT", "UPDATE", "DELETE"),
     "format": ("SELECT",),

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -26,21 +26,26 @@ from threading import Lock
 from typing import Any, Final
 from urllib.parse import quote
 
+from headgate.core.clock import clock
 from headgate.core.redaction import log_exception
-from headgate.core.shared_state import Outcome, Seen, Step
+from headgate.core.shared_state import ClockOffset, Outcome, Seen, Step
 from headgate.errors import HeadgateError, PoolClosed, StoreWriteFailed
 from headgate.stores.shared.postgres_errors import SCHEMA, Trouble, Verdict
 from headgate.stores.shared.postgres_link import Link, Server
-from headgate.stores.shared.postgres_members import REAP, Membership, channel_of
+from headgate.stores.shared.postgres_members import REAP, Membership, channel_of, lease_of
 from headgate.stores.shared.postgres_upkeep import Upkeep
 
 _READ: Final = f"""
 SELECT texts.version, texts.state, texts.expires,
        greatest(texts.at, extract(epoch FROM clock_timestamp())::float8) AS now,
-       members.ids, members.first_end <= clock_timestamp() AS is_any_over
-FROM (SELECT array_agg(id) AS ids, min(lease_until) AS first_end FROM {SCHEMA}.members) AS members
+       members.ids, members.formers, members.first_end <= clock_timestamp() AS is_any_over,
+       (SELECT extract(epoch FROM clock_timestamp() - max(at))::float8 FROM {SCHEMA}.members_since) AS complete_for
+FROM (SELECT array_agg(id) AS ids, array_agg(former) AS formers, min(lease_until) AS first_end FROM {SCHEMA}.members)
+     AS members
 LEFT JOIN {SCHEMA}.texts ON texts.key = $1
 """
+
+_MEMBERS_BEGIN: Final = f"INSERT INTO {SCHEMA}.members_since VALUES (clock_timestamp())"
 
 _MAY_WRITE: Final = f"EXISTS (SELECT FROM {SCHEMA}.members WHERE id = $5 AND lease_until > clock_timestamp())"
 
@@ -81,6 +86,9 @@ _SWEEP_AFTER: Final = 64
 
 _DEFEATS: Final = 5
 """How often others may be quicker before the row is locked."""
+
+_SOON: Final = 0.02
+"""Seconds after the end of a lease at which it is looked for."""
 
 _TOGETHER: Final = 100
 _LONG: Final = 800
@@ -165,6 +173,7 @@ class Exchange:
         self._is_waiting = False
         self._is_closed = False
         self._newest = 0.0
+        self._grace: asyncio.TimerHandle | None = None  # until a member that a crash made unknown must be gone
         self._unswept = 0  # texts that were written since expired ones were last deleted
 
     # -- on any thread -------------------------------------------------------------------------------------------------
@@ -203,6 +212,8 @@ class Exchange:
         for call in left:
             if call.future.set_running_or_notify_cancel():
                 call.future.set_exception(_closed())
+        if self._grace is not None:
+            self._grace.cancel()
         self.link.drop()
 
     def stir(self) -> None:
@@ -286,7 +297,12 @@ class Exchange:
     async def _once(self, batch: Batch) -> bool:
         """Read, run and write; returns False when it must be done again."""
         me = await self._members.ensure(self.link)
+        before = clock.now()
         row = await self.link.ask(_READ, batch.key)
+        after = clock.now()
+        if row["complete_for"] is None:  # the server has crashed. Two who find that write two rows: the later counts
+            await self.link.ask(_MEMBERS_BEGIN)
+            return False
         ids = frozenset(row["ids"] or ())
         if me not in ids:
             self._members.lose(me)
@@ -296,7 +312,8 @@ class Exchange:
             return False
         # The clock of the server may be set back. Its time is at least that of the last write, and our last one.
         self._newest = now = max(self._newest, row["now"])
-        batch.run(self._text(batch.key, row["state"]), Seen(now, me, lambda member: member not in ids))
+        ahead = ClockOffset.read_between(before, now, after)
+        batch.run(self._text(batch.key, row["state"]), Seen(now, me, self._asked_who_is_gone(row), ahead))
         if batch.is_doubtful and batch.state is None:
             batch.state, batch.expires = row["state"], row["expires"]
         channels = [channel_of(member) for member in batch.wakes if member in ids]
@@ -305,6 +322,26 @@ class Exchange:
         if channels:
             await self.link.ask(_NOTIFY, batch.key, channels)
         return True
+
+    def _asked_who_is_gone(self, row: Any) -> Callable[[str], bool]:
+        """What tells a step who is gone, by the snapshot that a row is of."""
+        ids, formers, complete_for = frozenset(row["ids"]), frozenset(row["formers"]), row["complete_for"]
+
+        def is_gone(member: str) -> bool:
+            if member in ids:
+                return False
+            left = lease_of(member) - complete_for
+            if left <= 0 or member in formers:
+                return True
+            if self._grace is None:  # nobody will tell that its lease is over
+                self._grace = self._loop.call_later(left + _SOON, self._grace_is_over)
+            return False
+
+        return is_gone
+
+    def _grace_is_over(self) -> None:
+        self._grace = None
+        self._server.listeners.wake_all()
 
     async def _write(self, batch: Batch, version: int | None, now: float, me: str, channels: Iterable[str]) -> bool:
         query, known = (_INSERT, 0) if version is None else (_UPDATE, version)

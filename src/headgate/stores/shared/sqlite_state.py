@@ -31,7 +31,7 @@ from typing import Any, Final
 
 from headgate.core.clock import clock
 from headgate.core.kept_locks import KeptLocks
-from headgate.core.shared_state import Listener, Outcome, Seen, Step
+from headgate.core.shared_state import ClockOffset, Listener, Outcome, Seen, Step
 from headgate.errors import HeadgateError, InvalidType, PoolClosed, StoreUnreachable
 from headgate.stores.jsonl.writer import write_failed
 from headgate.stores.shared.fork_guard import ForkGuard
@@ -398,7 +398,7 @@ class _Opened:
             unheard: Sequence[str] = ()
             if not durable and _read_first(database, calls[0].key, texts):
                 unheard = self._unheard_members(database)
-            seen = Seen(self.clock.now(), self.members.id, self.members.is_gone, self.clock.ahead, unheard)
+            seen = Seen(self.clock.now(), self.members.id, self.members.is_gone, self.clock.offset, unheard)
             if _run_steps(database, calls, texts, seen) and durable:
                 database.execute(_SWEEP, (seen.now,))
 
@@ -482,6 +482,11 @@ class _Clock:
         self.ahead: float = -math.inf
         """How far it is ahead of the monotonic clock."""
         self._name = _clock_name()
+
+    @property
+    def offset(self) -> ClockOffset:
+        """The same, as steps are told it: it is known exactly."""
+        return ClockOffset(self.ahead, self.ahead)
 
     def now(self) -> float:
         """Unix seconds, the same for all members."""

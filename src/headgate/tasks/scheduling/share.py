@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Final
 
+from headgate.core.shared_state import ClockOffset
 from headgate.stores.shared.exchange import FAIR, MOST_WANTS, MemberView, Message, Reply, Settings, Want
 from headgate.tasks.model import TaskRecord
 from headgate.tasks.scheduling.queues.shared import SharedQueue
@@ -267,7 +268,7 @@ class Share:
         told_limit, told_caps = self._told
         self._limit = None if self._limit is told_limit else self._limit
         self._caps = None if self._caps is told_caps else self._caps
-        self._ahead = reply.ahead if reply.ahead is not None else self._ahead_by(reply.now, now)
+        self._ahead = self._ahead_by(reply, now)
         self._seen = max(self._seen, reply.seen)
         self._full, self.members = reply.full, reply.members
         self.alone, self._counted = reply.alone, reply.counts
@@ -281,14 +282,14 @@ class Share:
                 queue.grant(grant)
         return bool(reply.grants)
 
-    def _ahead_by(self, stored: float, now: float) -> float:
+    def _ahead_by(self, reply: Reply, now: float) -> float:
         """How far the clock of the store is ahead, as far as the newest exchange tells.
 
-        The store read its clock between the message and the reply. Each exchange gives two bounds, and what is believed
-        moves only as far as they force it to: so one slow reply does not put the tasks of this process before or behind
-        those of others, and clocks that drift are followed all the same.
+        Each exchange gives two bounds, and what is believed moves only as far as they force it to: so one slow reply
+        does not put the tasks of this process before or behind those of others, and clocks that drift are followed all
+        the same.
         """
-        least, most = stored - now, stored - self._said_at
+        least, most = reply.ahead or ClockOffset.read_between(self._said_at, reply.now, now)
         believed = (least + most) / 2 if self._ahead is None else self._ahead
         return min(max(believed, least), most)
 
