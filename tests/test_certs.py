@@ -232,6 +232,40 @@ def test_w72_dates_are_checked(made: Path, start: Any, end: Any, level: str, tex
         assert found == []
 
 
+def test_w72_the_file_of_the_ca_may_hold_several(tmp_path: Path) -> None:
+    """As while one CA takes the place of another: docs/security.md."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    make_certificates(old)
+    make_certificates(new)
+    both = (old / "ca-cert.pem").read_bytes() + (new / "ca-cert.pem").read_bytes()
+    for folder in (old, new):
+        (folder / "ca-cert.pem").write_bytes(both)
+        report = check_certificates(folder)
+        assert (report.ok, report.findings) == (True, ())
+    for name in ("worker-cert.pem", "worker-key.pem"):
+        (new / name).unlink()
+    assert make_certificates(new).ok, "the CA that the key belongs to has signed it, and it is not the first"
+    (new / "ca-key.pem").write_bytes((old / "ca-key.pem").read_bytes())
+    assert check_certificates(new).ok
+    make_certificates(tmp_path / "third")
+    for name in ("worker-cert.pem", "worker-key.pem"):
+        (new / name).write_bytes((tmp_path / "third" / name).read_bytes())
+    assert complaints(new) == [("error", "worker-cert.pem", "it is not signed by a CA of ca-cert.pem")]
+
+
+def test_w72_an_old_ca_that_expired_is_a_warning_and_what_is_no_ca_an_error(made: Path) -> None:
+    old, ours = Authority("old", start=-2 * DAY, end=-DAY), (made / "ca-cert.pem").read_bytes()
+    (made / "ca-cert.pem").write_bytes(old.cert + ours)
+    report = check_certificates(made)
+    [finding] = report.findings
+    assert (report.ok, finding.level, finding.file) == (True, "warning", "ca-cert.pem")
+    assert finding.text.startswith("certificate 1 of 2 expired at")
+    assert report.ca_expires is not None
+    assert report.ca_expires > datetime.now(UTC), "that of the CA which signed the worker's certificate"
+    (made / "ca-cert.pem").write_bytes(ours + (made / "worker-cert.pem").read_bytes())
+    assert complaints(made) == [("error", "ca-cert.pem", "certificate 2 of 2 is not the certificate of a CA")]
+
+
 def test_w72_what_does_not_belong_together_is_named(made: Path) -> None:
     ca, other = Authority(end=400 * DAY), Authority(end=400 * DAY)
     good = ca.issue(end=400 * DAY)

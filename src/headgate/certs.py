@@ -63,7 +63,7 @@ class CertificateReport:
     expires: datetime | None
     """Until when the worker's certificate is valid; None: it cannot be read."""
     ca_expires: datetime | None
-    """Until when the CA's certificate is valid."""
+    """Until when the CA's certificate is valid; of several, that of the CA which signed the worker's."""
     findings: tuple[Finding, ...] = ()
 
     @property
@@ -155,12 +155,12 @@ def _new_ca(subject: str) -> tuple[PrivateKeyTypes, x509.Certificate]:
 
 
 def _make_worker(folder: str, names: tuple[str, ...], valid: timedelta, made: list[str]) -> None:
-    from cryptography import x509
     from cryptography.hazmat.primitives import serialization
 
-    ca = x509.load_pem_x509_certificate(_read(folder, CA_CERT))
+    cas = _load_certs(_read(folder, CA_CERT))
     ca_key = serialization.load_pem_private_key(_read(folder, CA_KEY), None)
-    if _public_pem(ca_key.public_key()) != _public_pem(ca.public_key()):
+    ca = next((one for one in cas if _belong_together(ca_key, one)), None)
+    if ca is None:
         raise InvalidArgument(f"{CA_KEY} is not the key of {CA_CERT}", remedy="Use another directory.")
     key, cert = _new_worker(ca, ca_key, names, valid)
     _write(folder, WORKER_KEY, _key_pem(key), 0o600, made)
@@ -309,26 +309,35 @@ def _public_pem(key: Any) -> bytes:
 
 
 def check_certificates(directory: str | os.PathLike[str]) -> CertificateReport:
-    """Tell what is in a directory of certificates, and what is wrong with it. The CA's key may be elsewhere."""
+    """Tell what is in a directory of certificates, and what is wrong with it. The CA's key may be elsewhere.
+
+    The file of the CA may hold several, as while one takes the place of another.
+    """
     _need_cryptography()
     folder = os.path.abspath(os.fspath(directory))
     if not os.path.isdir(folder):
         missing = Finding("error", "", f"there is no directory {folder}", f"Make it with `headgate certs {folder}`.")
         return CertificateReport(folder, (), (), None, None, (missing,))
     findings: list[Finding] = list(_about_directory(folder))
-    ca = _load(folder, CA_CERT, _load_cert, findings)
+    cas = _load(folder, CA_CERT, _load_certs, findings) or []
     cert = _load(folder, WORKER_CERT, _load_cert, findings)
     keys = {name: _load(folder, name, _load_key, findings) for name in (WORKER_KEY, CA_KEY)}
-    for name, owner, owner_name in ((WORKER_KEY, cert, WORKER_CERT), (CA_KEY, ca, CA_CERT)):
+    owned = ((WORKER_KEY, [] if cert is None else [cert], WORKER_CERT), (CA_KEY, cas, CA_CERT))
+    for name, owners, owner_name in owned:
         key = keys[name]
-        if key is not None and owner is not None and _public_pem(key.public_key()) != _public_pem(owner.public_key()):
+        if key is not None and owners and not any(_belong_together(key, one) for one in owners):
             text = f"it is not the key of {owner_name}"
             findings.append(Finding("error", name, text, "Put the key there that belongs to the certificate."))
+    signer = next((one for one in cas if cert is not None and _signed(one, cert)), None)
+    ca = signer or next(iter(cas), None)
     for name, one in ((CA_CERT, ca), (WORKER_CERT, cert)):
         if one is not None:
             findings.extend(_about_dates(name, one))
-    if ca is not None:
-        findings.extend(_about_ca(ca, cert))
+    findings.extend(_about_cas(cas, ca))
+    if cas and cert is not None and signer is None:
+        text = f"it is not signed by {'the' if len(cas) == 1 else 'a'} CA of {CA_CERT}"
+        remedy = "Put a certificate of this CA there, or the CA that signed it."
+        findings.append(Finding("error", WORKER_CERT, text, remedy))
     names = _names_of(cert)
     if cert is not None and not names:
         text = "it has no names (subjectAltName), so no client accepts it"
@@ -361,22 +370,40 @@ def _renewal(name: str) -> str:
     return f"Move {WORKER_CERT} and {WORKER_KEY} away and call `headgate certs DIR` again."
 
 
-def _about_ca(ca: x509.Certificate, cert: x509.Certificate | None) -> Iterator[Finding]:
+def _about_cas(cas: list[x509.Certificate], signer: x509.Certificate | None) -> Iterator[Finding]:
+    """Check that all are CAs. One that expired and did not sign the worker's certificate is merely not needed."""
+    for number, ca in enumerate(cas, 1):
+        which = "it" if len(cas) == 1 else f"certificate {number} of {len(cas)}"
+        if not _is_ca(ca):
+            yield Finding(
+                "error", CA_CERT, f"{which} is not the certificate of a CA", "Put the CA's certificate there."
+            )
+        if ca is not signer and _now() >= ca.not_valid_after_utc:
+            text = f"{which} expired at {ca.not_valid_after_utc:%Y-%m-%d %H:%M} UTC"
+            yield Finding("warning", CA_CERT, text, "Remove it: nobody accepts what this CA signed.")
+
+
+def _is_ca(cert: x509.Certificate) -> bool:
     from cryptography import x509
+
+    try:
+        return cert.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    except x509.ExtensionNotFound:
+        return False
+
+
+def _signed(ca: x509.Certificate, cert: x509.Certificate) -> bool:
     from cryptography.exceptions import InvalidSignature
 
     try:
-        is_ca = ca.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
-    except x509.ExtensionNotFound:
-        is_ca = False
-    if not is_ca:
-        yield Finding("error", CA_CERT, "it is not the certificate of a CA", "Put the CA's certificate there.")
-    if cert is not None:
-        try:
-            cert.verify_directly_issued_by(ca)
-        except (ValueError, TypeError, InvalidSignature):
-            remedy = "Put a certificate of this CA there, or the CA that signed it."
-            yield Finding("error", WORKER_CERT, f"it is not signed by the CA of {CA_CERT}", remedy)
+        cert.verify_directly_issued_by(ca)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
+
+
+def _belong_together(key: PrivateKeyTypes, cert: x509.Certificate) -> bool:
+    return _public_pem(key.public_key()) == _public_pem(cert.public_key())
 
 
 def _load(folder: str, name: str, load: Callable[[bytes], T], findings: list[Finding]) -> T | None:
@@ -406,6 +433,12 @@ def _load_cert(data: bytes) -> x509.Certificate:
     from cryptography import x509
 
     return x509.load_pem_x509_certificate(data)
+
+
+def _load_certs(data: bytes) -> list[x509.Certificate]:
+    from cryptography import x509
+
+    return x509.load_pem_x509_certificates(data)
 
 
 def _load_key(data: bytes) -> PrivateKeyTypes:

@@ -139,6 +139,7 @@ PURE = (
     "tasks/scheduling/queues/simple.py",
     "tasks/strategies.py",
     "workers/membership.py",
+    "workers/missing.py",
     "workers/server/admission.py",
     "workers/server/concurrency.py",
     "workers/client/balancing.py",

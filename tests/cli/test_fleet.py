@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
@@ -18,7 +20,7 @@ from typing import Any, Self
 import fleet_jobs
 import pytest
 
-from headgate import LocalDiscovery, WorkerCredentials, WorkerPool
+from headgate import LocalDiscovery, StaticDiscovery, WorkerCredentials, WorkerPool, registry
 from tests.cli.support import HERE, PATIENCE, command, environment, worker
 from tests.workers.support import run
 
@@ -154,6 +156,93 @@ def test_w31_a_client_that_hears_nothing_does_not_keep_a_worker_from_stopping(tm
                 assert there.wait() == 0
             finally:
                 client.kill()
+
+
+def seen() -> dict[str, int]:
+    """How many workers the only pool here expects, has and has lost."""
+    [pool] = registry.pools("workers")
+    view = pool.view()
+    assert view is not None
+    return {name: view[name] for name in ("expected", "ready", "lost", "losses")}
+
+
+def test_w67_w61_a_worker_that_was_killed_is_missed_until_another_takes_its_place(tmp_path: Path) -> None:
+    namespace = fresh()
+
+    async def main() -> None:
+        with worker(tmp_path, "--namespace", namespace) as one, worker(tmp_path, "--namespace", namespace) as two:
+            async with WorkerPool(discovery=LocalDiscovery(namespace)) as pool:
+                await fleet_jobs.where()
+                await polled(lambda: seen() == {"expected": 2, "ready": 2, "lost": 0, "losses": 0})
+                os.kill(one.process.pid, signal.SIGKILL)
+                await polled(lambda: seen() == {"expected": 2, "ready": 1, "lost": 1, "losses": 1})
+                assert "1 ready, 1 lost" in repr(pool)
+                await polled(lambda: len(pool.workers()) == 1)
+                assert seen() == {"expected": 2, "ready": 1, "lost": 1, "losses": 1}, "its discovery has dropped it"
+                with worker(tmp_path, "--namespace", namespace) as three:
+                    await polled(lambda: seen() == {"expected": 2, "ready": 2, "lost": 0, "losses": 1})
+                    two.signal(signal.SIGTERM)
+                    assert await asyncio.to_thread(two.wait) == 0
+                    await polled(lambda: seen() == {"expected": 1, "ready": 1, "lost": 0, "losses": 1})
+                    assert await fleet_jobs.where() == three.process.pid
+
+    run(main, patience=2 * PATIENCE)
+
+
+def test_w67_w63_a_worker_at_a_listed_address_that_was_killed_is_counted_once_for_all_event_loops(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        with worker(tmp_path, "--none", "--bind", "127.0.0.1:0") as there:
+            async with WorkerPool(discovery=StaticDiscovery([there.ready["address"]])):
+                assert await fleet_jobs.where() == there.process.pid
+                called, over = threading.Event(), threading.Event()
+
+                async def elsewhere() -> None:
+                    assert await fleet_jobs.where() == there.process.pid
+                    called.set()
+                    await asyncio.to_thread(over.wait)
+
+                context = contextvars.copy_context()
+                other = asyncio.create_task(asyncio.to_thread(context.run, asyncio.run, elsewhere()))
+                assert await asyncio.to_thread(called.wait, PATIENCE)
+                assert seen() == {"expected": 1, "ready": 1, "lost": 0, "losses": 0}
+                os.kill(there.process.pid, signal.SIGKILL)
+                await polled(lambda: seen() == {"expected": 1, "ready": 0, "lost": 1, "losses": 1})
+                over.set()
+                await other
+                assert seen()["losses"] == 1
+
+    run(main)
+
+
+def test_w63_a_call_that_waits_has_a_restarted_worker_at_a_listed_address_tried_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headgate.workers.client.candidates.PAUSES", (600.0,))
+
+    async def main() -> None:
+        with ExitStack() as stack:
+            there = stack.enter_context(worker(tmp_path, "--none", "--bind", "127.0.0.1:0"))
+            address = there.ready["address"]
+            async with WorkerPool(discovery=StaticDiscovery([address])):
+                assert await fleet_jobs.where() == there.process.pid
+                there.signal(signal.SIGTERM)
+                assert await asyncio.to_thread(there.wait) == 0
+                await polled(lambda: seen()["ready"] == 0)
+                again = stack.enter_context(worker(tmp_path, "--none", "--bind", address))
+                assert await fleet_jobs.where() == again.process.pid
+                assert seen() == {"expected": 1, "ready": 1, "lost": 0, "losses": 0}, "it said that it would stop"
+
+    run(main)
+
+
+async def polled(condition: Callable[[], bool]) -> None:
+    """Wait until a condition is true, and say what is there if it stays false."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, seen()
+        await asyncio.sleep(0.01)
 
 
 def test_w66_w33_many_pools_in_one_process_leave_nothing_behind(tmp_path: Path, scale: float) -> None:

@@ -239,6 +239,58 @@ def test_c01_workers_that_are_old_unreachable_or_of_another_version_are_told(
     assert {uid for uid, one in listed.items() if one["admitted"]} == {"old"}
 
 
+def test_c01_w63_workers_at_addresses_and_of_a_host_name_are_listed(place: Place) -> None:
+    with place.worker("--none", "--bind", "127.0.0.1:0", "--tag", "gpu", "--metrics-port", "0") as there:
+        address, nobody = there.ready["address"], closed_port()
+        one, other = place.list(address, nobody)
+        assert (one["uid"], one["pid"], one["tags"]) == (there.ready["uid"], there.ready["pid"], ["gpu"])
+        assert (one["admitted"], one["load"], one["metrics_port"]) == (True, 0, there.ready["metrics_port"])
+        assert (other["admitted"], other["version"], other["metrics_port"]) == (False, None, None)
+        assert other["reason"].startswith("nothing listens at")
+        port = address.rpartition(":")[2]
+        assert there.ready["uid"] in [found["uid"] for found in place.list("--dns", f"localhost:{port}")]
+        printed = place.run("workers", address, nobody)
+        assert str(there.ready["metrics_port"]) in printed.stdout
+        code, found = place.doctor("--dns", f"localhost:{port}")
+        assert found["worker"]["state"] == "ok" or code, found
+        ran = place.run("doctor", address, nobody)
+        assert ran.returncode == 1
+        assert f"worker {address}" in ran.stdout
+        assert f"worker {nobody}" in ran.stdout
+
+
+def test_c01_a_name_that_is_not_known_and_a_choice_of_two_are_refused(place: Place) -> None:
+    ran = place.run("workers", "--dns", "nobody.invalid:7070")
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert "nobody.invalid cannot be looked up" in ran.stderr
+    code, found = place.doctor("--dns", "nobody.invalid:7070")
+    assert (code, found["name"]["state"]) == (1, "wrong")
+    for words in (("127.0.0.1:1", "--lan"), ("127.0.0.1:1", "--dns", "localhost"), ("--dns", "a:b"), ("nowhere",)):
+        assert place.run("workers", *words).returncode == 2, words
+
+
+def test_c01_w60_the_port_of_the_metrics_is_announced(place: Place) -> None:
+    with place.worker("--metrics-port", "0") as one, place.worker() as other:
+        listed = {found["uid"]: found["metrics_port"] for found in place.list()}
+        assert listed == {one.ready["uid"]: one.ready["metrics_port"], other.ready["uid"]: None}
+
+
+def test_c01_w72_doctor_accepts_two_cas_in_one_file(
+    place: Place, certs: Path, other_certs: Path, tmp_path: Path
+) -> None:
+    both = tmp_path / "both"
+    both.mkdir(mode=0o700)
+    for name in ("worker-cert.pem", "worker-key.pem"):
+        (both / name).write_bytes((certs / name).read_bytes())
+        (both / name).chmod(0o600)
+    (both / "ca-cert.pem").write_bytes(
+        (other_certs / "ca-cert.pem").read_bytes() + (certs / "ca-cert.pem").read_bytes()
+    )
+    assert place.run("certs", "check", str(both)).returncode == 0
+    _, found = place.doctor("--cert-dir", str(both))
+    assert found["certificates"]["state"] == "ok"
+
+
 # -- doctor -----------------------------------------------------------------------------------------------------------
 
 

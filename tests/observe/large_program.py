@@ -55,7 +55,7 @@ def look(turn: int) -> dict[str, Any]:
     keys["point"] = {"t": at, "ok": 9000.0, "refused": 10.0, "used": 1.0, **health}
     states = dict.fromkeys(("starting", "cooling", "blocked", "lost", "stopping", "losses"), 0)
     workers = {"kind": "workers", "name": "workers-1", "number": 3, "state": "open", "size": 100, "worker_count": 100}
-    workers |= {**states, "in_flight": 500, "ready": 100, "memory": 9e8, "held": None}
+    workers |= {**states, "expected": 100, "in_flight": 500, "ready": 100, "memory": 9e8, "held": None}
     workers |= {"workers": [worker(n, turn) for n in range(50)]}
     workers["point"] = {"t": at, "lost": 0.0, "in_flight": 500, "ready": 100, "blocked": 0, "memory": 9e8}
     about = {"schema": 1, "version": "1", "pid": 1, "program": "big.py", "started_at": at, "at": at, "pause": 1.0}

@@ -77,6 +77,7 @@ def test_o10_a_failure_after_the_answer_names_the_action_and_the_pool(
     program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def broken(pool: TaskPool) -> None:
+        await asyncio.sleep(0.01)
         raise OSError("made to fail")
 
     told: list[ActionTaken] = []
@@ -89,3 +90,21 @@ def test_o10_a_failure_after_the_answer_names_the_action_and_the_pool(
     failed = next(one for one in told if one.outcome != "done")
     assert (failed.action, failed.pool) == ("drain", program.pool.name)
     assert failed.outcome == "OSError: made to fail"
+
+
+@pytest.mark.integration
+def test_o10_w26_to_resize_a_pool_that_only_discovers_workers_is_refused_to_the_one_who_asks() -> None:
+    told: list[ActionTaken] = []
+    stop = headgate.subscribe(told.append, "observe.actions")
+
+    async def main() -> None:
+        discovery = headgate.StaticDiscovery(["127.0.0.1:1"])
+        async with headgate.WorkerPool(discovery=discovery, name="o10-fleet") as pool:
+            with pytest.raises(InvalidArgument, match="cannot be resized: it starts none itself"):
+                await act("resize", "3", "o10-fleet")
+            assert pool.workers() == []
+
+    asyncio.run(main())
+    stop()
+    [refused] = told
+    assert "cannot be resized" in refused.outcome

@@ -836,6 +836,27 @@ def test_o23_a_pool_that_closes_cannot_be_resized_or_drained_and_says_why(told_p
     assert told_page.run(f"return {acts}") == [["Resize", False, ""], ["Drain", False, ""]]
 
 
+def test_o20_w67_workers_that_are_missing_are_shown_and_those_that_others_started_are_not_resized(
+    told_page: Browser,
+) -> None:
+    seen = told(0, [], 0.0)
+    workers = seen["programs"][0]["look"]["pools"][2]
+    workers |= {"size": 0, "expected": 2, "worker_count": 2, "ready": 1, "lost": 1, "losses": 1}
+    told_page.press("1")
+    assert "1 of 2 ready" in told_page.run(RECEIVED, [seen])
+    told_page.press("4")
+    text = told_page.run(RECEIVED, [seen])
+    assert re.search(r"Ready\s+1\s*of 2", text, re.I), text
+    button = "document.querySelector('#main .title button')"
+    assert told_page.run(f"return [{button}.disabled, {button}.title]") == [
+        True,
+        "This pool starts no workers: it discovers those that others started.",
+    ]
+    workers |= {"size": 2}
+    told_page.run(RECEIVED, [seen])
+    assert told_page.run(f"return {button}.disabled") is False
+
+
 def test_o20_headings_fit_their_rows_and_shares_are_of_what_has_ended(told_page: Browser) -> None:
     seen = told(0, [], 0.0, queued=300, oldest=large_look(0)["pools"][0]["oldest"][:3])
     keys, workers = seen["programs"][0]["look"]["pools"][1:]

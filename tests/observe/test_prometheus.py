@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import subprocess
 import sys
@@ -27,7 +28,7 @@ from headgate.dashboard.sources import ThisProgram
 from headgate.observe import prometheus, sampler
 from headgate.observe.history import BUCKETS, Histogram, Labels, PoolHistory
 from headgate.observe.metrics_server import MetricsServer
-from tests.cli.support import command, environment
+from tests.cli.support import PATIENCE, Worker, command, environment, worker
 from tests.observe.conftest import Program
 from tests.observe.support import SECRET, eventually
 
@@ -294,6 +295,35 @@ def test_o30_every_alert_has_a_severity_and_one_tells_of_a_program_that_is_gone(
     assert "headgate-workers" in [job["job_name"] for job in jobs]
     assert KEPT > 60, "it is there for longer than the alert waits"
     assert "for: 1m" in told["HeadgateProgramDown"]
+
+
+def test_o30_w67_discovered_workers_that_are_missing_and_lost_are_told_and_there_are_alerts_for_both(
+    registry: CollectorRegistry, tmp_path: Path
+) -> None:
+    @headgate.routine
+    async def pid() -> int:
+        return os.getpid()
+
+    async def main(there: Worker) -> None:
+        discovery = headgate.StaticDiscovery([there.ready["address"], "127.0.0.1:1"])
+        async with WorkerPool(discovery=discovery, name="o30-fleet"):
+            assert await pid() == there.ready["pid"]
+            there.process.kill()
+            end = asyncio.get_running_loop().time() + PATIENCE
+            lost = 0.0
+            while not lost:
+                assert asyncio.get_running_loop().time() < end
+                seen = samples(await asyncio.to_thread(scraped, registry))
+                lost = value(seen, "headgate_workers_lost_total", pool="o30-fleet")
+            assert value(seen, "headgate_workers_expected", pool="o30-fleet") == 2
+            assert value(seen, "headgate_workers", pool="o30-fleet", state="ready") == 0
+            assert lost == 1
+
+    with worker(tmp_path, "--none", "--bind", "127.0.0.1:0") as there:
+        asyncio.run(main(there))
+    told = alerts()
+    assert "headgate_workers_lost_total" in told["HeadgateWorkersLost"]
+    assert re.search(r"headgate_workers_expected.* > .*headgate_workers\{", told["HeadgateWorkersMissing"])
 
 
 def documented() -> set[str]:

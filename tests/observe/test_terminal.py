@@ -24,6 +24,7 @@ import pytest
 from headgate import ResourcePool, TaskPool, registry
 from headgate.cli import ps, top
 from headgate.cli.output import print_table
+from headgate.cli.ps import rows_of
 from headgate.cli.top_frame import Settings, frame
 from headgate.observe import programs, publish
 from headgate.observe.history import DROPPED
@@ -495,6 +496,18 @@ def test_o10_a_spent_quota_is_shown_in_a_frame() -> None:
     assert any(
         " ".join(piece.text for piece in line).split()[:6] == ["k", "keys", "no", "quota", "7.0", "s"] for line in lines
     )
+
+
+def test_o10_w67_a_frame_and_ps_say_how_many_workers_are_missing() -> None:
+    states = dict.fromkeys(("starting", "cooling", "blocked", "stopping"), 0)
+    gone = {"uid": "w-2", "pid": 0, "state": "lost", "in_flight": 0, "memory": None, "host": "", "address": "unix:/x"}
+    pool = {"kind": "workers", "name": "fleet", "number": 1, "state": "open", "size": 0, **states}
+    pool |= {"ready": 1, "lost": 1, "expected": 2, "worker_count": 2, "in_flight": 0, "losses": 1, "workers": [gone]}
+    one = {**seen(), "pools": [pool]}
+    texts = ["".join(piece.text for piece in line) for line in frame([one], Settings(), 120, 40)]
+    assert any(text.startswith("Workers, 1 of 2 ready") for text in texts), texts
+    assert any(text.startswith("w-2") and "lost" in text for text in texts), texts
+    assert rows_of(one)[0][4] == "1 of 2 ready"
 
 
 def test_o10_a_held_loop_is_shown_in_a_frame() -> None:

@@ -139,15 +139,16 @@ def test_w20_a_lease_without_a_discovery_has_no_effect() -> None:
     assert WorkerPool(spawn=1, lease=0).workers() == []
 
 
-def test_w20_w60_a_pool_can_be_resized_although_it_was_durable(fleet: Fleet) -> None:
+def test_w20_w26_a_pool_that_only_discovers_workers_is_not_resized(fleet: Fleet) -> None:
     async def main() -> None:
-        discovery = fleet.discovery(1)
-        async with WorkerPool(discovery=discovery) as pool:
+        async with WorkerPool(discovery=fleet.discovery(1)) as pool:
             await reach({fleet.workers[0].pid})
-            await pool.resize(1)
-            own = next(view.pid for view in pool.workers() if view.pid not in fleet.pids)
-            await reach({fleet.workers[0].pid, own})
-            assert len([uid async for uid in uids_in(discovery, 2)]) == 2, "it is announced"
+            with pytest.raises(InvalidArgument, match=r"only discovers workers cannot be resized.*`headgate worker`"):
+                await pool.resize(1)
+            assert [view.pid for view in pool.workers()] == [fleet.workers[0].pid], "none was started here"
+        async with WorkerPool(spawn=1, discovery=fleet.discovery(1)) as pool:
+            await pool.resize(2)
+            assert len([view for view in pool.workers() if view.pid not in fleet.pids]) == 2
 
     run(main)
 

@@ -142,7 +142,7 @@ def test_w71_later_calls_are_refused_as_quickly_as_the_first_one(
     secure: list[WorkerMetadata], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However often the worker was tried in between: a refusal that will not go away is no reason to wait."""
-    monkeypatch.setattr("headgate.workers.client.candidates.PAUSES", (0.01, 0.01, 0.01, 0.01, 60.0))
+    monkeypatch.setattr("headgate.workers.client.candidates.REFUSED", (0.01, 0.01, 0.01, 0.01, 60.0))
     pauses: list[float] = []
     sleep = asyncio.sleep
 

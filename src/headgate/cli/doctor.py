@@ -5,7 +5,14 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 
-from headgate.cli.finding import add_certificates, add_namespace, credentials_of, discovery_of
+from headgate.cli.finding import (
+    add_addresses,
+    add_certificates,
+    add_namespace,
+    addresses_of,
+    credentials_of,
+    discovery_of,
+)
 from headgate.cli.output import paint, print_json
 from headgate.core.one_line import one_line
 
@@ -15,12 +22,13 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = """\
 Name the cause when a worker cannot be reached: nobody listens, TLS and why it fails, protocol versions, clocks,
-multicast, limits, permissions; and say what to do. Without ADDRESS it checks this machine and the workers of the
-namespace. Exit code 0: all is well, or merely could be better; 1: something is wrong."""
+multicast, limits, permissions; and say what to do. Without ADDRESS and --dns it checks this machine and the workers of
+the namespace. Exit code 0: all is well, or merely could be better; 1: something is wrong."""
 _EXAMPLE = """\
 example:
   headgate doctor
   headgate doctor gpu-3.example.org:7070 --cert-dir certs
+  headgate doctor --dns workers.prod.svc:7070 --cert-dir certs
   headgate doctor --lan --json
 """
 _COLOURS = {"ok": "green", "note": "yellow", "wrong": "red"}
@@ -29,8 +37,8 @@ _COLOURS = {"ok": "green", "note": "yellow", "wrong": "red"}
 def configure(parser: argparse.ArgumentParser) -> None:
     """Describe the arguments of the command."""
     parser.description, parser.epilog = _DESCRIPTION, _EXAMPLE
-    parser.add_argument("address", nargs="?", metavar="ADDRESS", help="HOST:PORT or unix:/path of a worker")
-    add_namespace(parser)
+    add_addresses(parser)
+    add_namespace(parser, dns=True)
     add_certificates(parser, "connect with the certificates in DIR")
     parser.add_argument("--json", action="store_true", help="print a list of objects")
 
@@ -54,12 +62,19 @@ def run(options: argparse.Namespace) -> int:
 
 
 async def _check(options: argparse.Namespace) -> list[Finding]:
-    from headgate.workers.diagnosis import check_address, check_announcing, check_machine, findings_of
+    from headgate.workers.diagnosis import Finding, check_address, check_announcing, check_machine, findings_of
 
     credentials = credentials_of(options)
-    found = _certificates(options.cert_dir, "wrong" if options.address is None else "note")
-    if options.address is not None:
-        return [*found, *await check_address(options.address, credentials)]
+    found = _certificates(options.cert_dir, "wrong" if not options.addresses and options.dns is None else "note")
+    try:
+        addresses = addresses_of(options)
+    except OSError as error:
+        remedy = "Look for a mistake in the name, and at the DNS server of this machine."
+        return [*found, Finding("name", "wrong", str(error), remedy)]
+    if addresses is not None:
+        for address in addresses:
+            found += await check_address(address, credentials, named=len(addresses) > 1)
+        return found
     found = [*check_machine(), *found]
     if not any(one.name == "runtime directory" and one.state == "wrong" for one in found):
         discovery = discovery_of(options)

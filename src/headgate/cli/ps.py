@@ -86,6 +86,6 @@ def _figures(view: dict[str, Any]) -> tuple[str, ...]:
         state = f"{view['healthy']} healthy, {view['cooling_down']} cooling, {view['disabled']} disabled"
         return state, str(view["in_flight"]), str(view["waiting"]), str(view["successes"]), "", ""
     if view["kind"] == "workers":
-        state = f"{view['ready']} of {view['worker_count']} ready"
+        state = f"{view['ready']} of {view['expected']} ready"
         return state, str(view["in_flight"]), "", "", str(view["losses"] or ""), ""
     return str(view.get("state", "")), "", "", "", "", ""

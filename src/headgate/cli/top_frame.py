@@ -320,7 +320,10 @@ def _workers(views: Views, settings: Settings) -> Table:
                 ]
                 rows.append((cells, float(bad), row["uid"], row["in_flight"]))
     titles = ("worker", "pool", "pid", "state", "calls", "memory", "host", "address")
-    return Table("Workers", titles, (None, 16, 9, 10, 7, 10, 16, 24), _sorted(rows, settings))
+    pools = [view for _, view, _ in views if view["kind"] == "workers" and "expected" in view]
+    ready, expected = (sum(view[name] for view in pools) for name in ("ready", "expected"))
+    title, widths = f"Workers, {ready} of {expected} ready", (None, 16, 9, 10, 7, 10, 16, 24)
+    return Table(title, titles, widths, _sorted(rows, settings))
 
 
 def _slowest(views: Views, settings: Settings, since: float) -> Table:

@@ -95,6 +95,7 @@ def run(options: argparse.Namespace) -> int:
     if not _prepared(options.module):
         return 1
 
+    from headgate.workers.model import METRICS_PORT
     from headgate.workers.server.standalone import WorkerProcess
 
     worker = WorkerProcess(
@@ -113,6 +114,8 @@ def run(options: argparse.Namespace) -> int:
     )
     namespace = None if options.discovery == "none" else options.namespace
     metrics = _metrics(worker, options)
+    if metrics is not None:
+        worker.extra[METRICS_PORT] = metrics.port
     _serve(worker, namespace, None if metrics is None else metrics.port)
     if metrics is not None:
         metrics.close()

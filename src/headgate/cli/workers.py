@@ -5,7 +5,14 @@ from __future__ import annotations
 import argparse
 
 from headgate.cli.arguments import seconds
-from headgate.cli.finding import add_certificates, add_namespace, credentials_of, discovery_of
+from headgate.cli.finding import (
+    add_addresses,
+    add_certificates,
+    add_namespace,
+    addresses_of,
+    credentials_of,
+    discovery_of,
+)
 from headgate.cli.output import complain, print_json, print_table
 
 TYPE_CHECKING = False  # see cli/main.py
@@ -17,22 +24,28 @@ if TYPE_CHECKING:
     from headgate.workers.model import WorkerMetadata
 
 _DESCRIPTION = """\
-List the workers of a namespace: address, load (calls that run), clients, version, tags, age, whether they serve TLS,
-and why a pool would not use one. A worker of an older release that cannot tell its load shows "?"."""
+List the workers of a namespace, at the addresses of a host name (--dns), or at each ADDRESS: address, load (calls that
+run), clients, version, tags, age, whether they serve TLS, the port of their metrics, and why a pool would not use one.
+A worker of an older release that cannot tell its load shows "?"."""
 _EXAMPLE = """\
 example:
   headgate workers
   headgate workers --lan --cert-dir certs --json
+  headgate workers 10.0.0.7:7070 10.0.0.8:7070 --cert-dir certs
+  headgate workers --dns workers.prod.svc:7070 --cert-dir certs
 """
 _WAITS = {"local": 0.5, "lan": 2.0}
 _AT_ONCE = 32  # workers that are asked at the same time
-TITLES = ("uid", "address", "state", "load", "clients", "version", "tags", "age", "TLS", "why it is not used")
+TITLES = (
+    "uid", "address", "state", "load", "clients", "version", "tags", "age", "TLS", "metrics port", "why it is not used"
+)  # fmt: skip
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Describe the arguments of the command."""
     parser.description, parser.epilog = _DESCRIPTION, _EXAMPLE
-    add_namespace(parser)
+    add_addresses(parser)
+    add_namespace(parser, dns=True)
     add_certificates(parser, "look as a pool does with the certificates in DIR")
     parser.add_argument("--wait", type=seconds, metavar="S", help="seconds to listen for workers (0.5, in a LAN 2)")
     parser.add_argument("--json", action="store_true", help="print a list of objects")
@@ -53,8 +66,11 @@ def run(options: argparse.Namespace) -> int:
 
 
 async def look(options: argparse.Namespace) -> list[Inspection]:
-    """Find the workers of a namespace and ask each of them."""
+    """Find the workers of a namespace, of a host name or at addresses, and ask each of them."""
     credentials = credentials_of(options)
+    addresses = addresses_of(options)
+    if addresses is not None:
+        return [_by_itself(one) for one in await inspect_all(_listed(addresses, credentials), credentials)]
     wait = getattr(options, "wait", None) or _WAITS[options.discovery]
     return await inspect_all(await _listen(options, wait), credentials)
 
@@ -72,6 +88,23 @@ async def inspect_all(found: list[WorkerMetadata], credentials: WorkerCredential
             return await inspect(metadata, credentials)
 
     return await asyncio.gather(*map(one, found))
+
+
+def _listed(addresses: list[str], credentials: WorkerCredentials | None) -> list[WorkerMetadata]:
+    from headgate.discovery.static import listed_worker
+
+    return [listed_worker(address, credentials is not None, frozenset()) for address in dict.fromkeys(addresses)]
+
+
+def _by_itself(one: Inspection) -> Inspection:
+    """Take from a worker's own answer what its address does not tell: who it is."""
+    from dataclasses import replace
+
+    load = one.load
+    if load is None:
+        return replace(one, metadata=replace(one.metadata, version=""))
+    itself = replace(one.metadata, uid=load.uid, pid=load.pid, version=load.version, tags=load.tags)
+    return replace(one, metadata=itself)
 
 
 async def _listen(options: argparse.Namespace, wait: float) -> list[WorkerMetadata]:
@@ -105,9 +138,10 @@ def as_dict(one: Inspection) -> dict[str, Any]:
         "uid": metadata.uid,
         "address": metadata.address,
         "pid": metadata.pid,
-        "version": metadata.version,
+        "version": metadata.version or None,
         "secure": metadata.secure,
         "tags": sorted(metadata.tags),
+        "metrics_port": _metrics_port(one),
         "extra": dict(metadata.extra),
         "admitted": one.admitted,
         "reason": one.reason or None,
@@ -128,12 +162,20 @@ def _row(one: Inspection) -> tuple[str, ...]:
         state,
         "?" if load is None else str(load.running),
         "?" if load is None else str(load.clients),
-        metadata.version,
+        metadata.version or "?",
         ",".join(sorted(metadata.tags)) or "-",
         "?" if load is None else shown_age(load.age),
         "yes" if metadata.secure else "no",
+        str(_metrics_port(one) or ""),
         one.reason,
     )
+
+
+def _metrics_port(one: Inspection) -> int | None:
+    """The port on its host where a worker has metrics, as it announces or answers."""
+    from headgate.workers.model import metrics_port_of
+
+    return metrics_port_of(one.metadata) or (None if one.load is None else one.load.metrics_port)
 
 
 def shown_age(age: float) -> str:

@@ -234,28 +234,32 @@ async def _resize(pool: Any, size: str) -> str:
     if hasattr(pool, "__executor__"):
         pool.resize(int(size))
         return f"{pool.name} runs at most {size} tasks at a time"
-    _begin(pool.resize(int(size)), "resize", pool, size)
+    await _begin(pool.resize(int(size)), "resize", pool, size)
     return f"the pool gets {size} workers"
 
 
 async def _drain(pool: Any, _: str) -> str:
-    _begin(pool.close(), "drain", pool, "")
+    await _begin(pool.close(), "drain", pool, "")
     return f"{pool.name} takes no more tasks, and is closed when those that it has have ended"
 
 
-def _begin(work: Coroutine[Any, Any, None], action: str, pool: object, target: str) -> None:
-    """Begin what takes long, on the loop of the pool. Its failure is in the events."""
+async def _begin(work: Coroutine[Any, Any, None], action: str, pool: object, target: str) -> None:
+    """Begin what takes long, on the loop of the pool. If it fails at once, that is raised, and else in the events."""
     name = next((one.name for one in registry.pools() if one.pool is pool), "")
+    task = asyncio.get_running_loop().create_task(work)
+    await asyncio.sleep(0)
+    if task.done():
+        task.result()
+        return
 
-    async def whole() -> None:
-        try:
-            await work
-        except Exception as error:
+    def ended(task: asyncio.Task[None]) -> None:
+        _busy.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
             _tell(action, name, target, "program", redact(f"{type(error).__name__}: {error}"))
 
-    task = asyncio.get_running_loop().create_task(whole())
     _busy.add(task)
-    task.add_done_callback(_busy.discard)
+    task.add_done_callback(ended)
 
 
 _Choice = Callable[[tuple[str, ...], str, str], tuple[LivePool, str]]

@@ -183,9 +183,13 @@ def _folded(view: dict[str, Any], labels: Labels) -> tuple[dict[str, int], dict[
 def _workers(to: _Families, view: dict[str, Any], pool: str, _: PoolHistory) -> None:
     for state in _STATES:
         to.gauge("headgate_workers", "Workers, by state.", view[state], pool=pool, state=state)
+    expected = "Workers that the pool should have: those it starts, and those it discovers or has lost."
+    to.gauge("headgate_workers_expected", expected, view["expected"], pool=pool)
     to.gauge("headgate_workers_in_flight", "Calls that workers have.", view["in_flight"], pool=pool)
     to.gauge("headgate_workers_memory_bytes", "Resident memory of workers.", view["memory"], pool=pool)
-    to.count("headgate_workers_lost", "Workers that ended without being told to.", view["losses"], pool=pool)
+    to.count(
+        "headgate_workers_lost", "Workers that ended without being told to, or broke off.", view["losses"], pool=pool
+    )
 
 
 class WorkerCollector:

@@ -11,7 +11,7 @@ import os
 import shutil
 import socket
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from headgate._version import __version__
@@ -172,8 +172,10 @@ def check_machine() -> list[Finding]:
 # -- one address ------------------------------------------------------------------------------------------------------
 
 
-async def check_address(address: str, credentials: WorkerCredentials | None, timeout: float = 3.0) -> list[Finding]:
-    """Check whether a worker can be reached. InvalidArgument: this is no address of a worker."""
+async def check_address(
+    address: str, credentials: WorkerCredentials | None, timeout: float = 3.0, *, named: bool = False
+) -> list[Finding]:
+    """Check whether a worker can be reached; `named`: call it by its address. InvalidArgument: this is none."""
     from headgate.workers.client.inspection import inspect
 
     where = parse_address(address)
@@ -182,7 +184,8 @@ async def check_address(address: str, credentials: WorkerCredentials | None, tim
         return [known]
     secure = credentials is not None and isinstance(where, TcpAddress)
     metadata = WorkerMetadata("", address, 0, __version__, secure=secure)
-    return [known, *findings_of(await inspect(metadata, credentials if secure else None, timeout=timeout))]
+    worker, *others = findings_of(await inspect(metadata, credentials if secure else None, timeout=timeout))
+    return [known, replace(worker, name=f"worker {address}") if named else worker, *others]
 
 
 async def check_name(where: TcpAddress) -> Finding:

@@ -12,8 +12,10 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 
+from headgate.core.clock import clock
 from headgate.core.redaction import log_exception, redact
 from headgate.workers.membership import Change, Membership
+from headgate.workers.missing import MissingWorkers
 from headgate.workers.model import WorkerMetadata
 
 if TYPE_CHECKING:
@@ -40,7 +42,8 @@ class Finder:
 
         self.membership: Membership = membership
         self.discovery: DiscoveryLike = discovery
-        self.places: Places = Places(membership, self._tell)
+        self.missing: MissingWorkers = MissingWorkers()
+        self.places: Places = Places(membership, self.missing, self._tell)
         self._on_change = on_change
         self._found: OwnDiscovery = OwnDiscovery()
         self._task: asyncio.Task[None] | None = None
@@ -122,6 +125,7 @@ class Finder:
 
     def _tell(self, changes: list[Change]) -> None:
         for change in changes:
+            self.missing.heard(change, clock.now())
             self._found.announce(change.type, change.metadata)
         if changes:
             self._on_change()
@@ -140,8 +144,9 @@ class Finder:
 class Places:
     """What the dispatchers of a pool tell its membership, each on its own loop. The membership lives on the pool's."""
 
-    def __init__(self, membership: Membership, tell: Callable[[list[Change]], None]) -> None:
+    def __init__(self, membership: Membership, missing: MissingWorkers, tell: Callable[[list[Change]], None]) -> None:
         self._membership = membership
+        self._missing = missing
         self._tell = tell
         self._loop = asyncio.get_running_loop()
 
@@ -154,12 +159,24 @@ class Places:
 
         On another loop than the pool's that is known a moment later, and the worker is dropped then.
         """
-        self._hear(self._membership.answers, uid)
+        self._hear(self._answers, uid)
         return asyncio.get_running_loop() is not self._loop or self._membership.uses(uid)
 
     def out_of_reach(self, uid: str) -> None:
         """Hear that a dispatcher cannot reach a worker: another one may have its place."""
         self._hear(self._membership.out_of_reach, uid)
+
+    def lost(self, uid: str) -> None:
+        """Hear that the session of a dispatcher with a worker has broken."""
+        self._hear(self._lost, uid)
+
+    def _answers(self, uid: str) -> list[Change]:
+        self._missing.answers(uid)
+        return self._membership.answers(uid)
+
+    def _lost(self, uid: str) -> list[Change]:
+        self._missing.lost(uid, clock.now())
+        return []
 
     def _hear(self, what: Callable[[str], list[Change]], uid: str) -> None:
         def hear() -> None:

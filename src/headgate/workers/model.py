@@ -77,6 +77,16 @@ class WorkerMetadata:
         return hash(self.uid)  # `extra` has no hash
 
 
+METRICS_PORT = "metrics_port"
+"""What `WorkerMetadata.extra` calls the port on the worker's host where its metrics are."""
+
+
+def metrics_port_of(metadata: WorkerMetadata) -> int | None:
+    """Return the port on which a worker says that it has metrics; None: it says nothing, or no port."""
+    port = metadata.extra.get(METRICS_PORT)
+    return port if isinstance(port, int) and not isinstance(port, bool) and 0 < port < 65536 else None
+
+
 class ReportedProcess(NamedTuple):
     """The process of a worker, as the worker tells it when a session with it is open."""
 

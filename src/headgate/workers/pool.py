@@ -38,6 +38,7 @@ from headgate.core.clock import clock
 from headgate.core.kept_locks import KeptLocks
 from headgate.errors import (
     HeadgateError,
+    InvalidArgument,
     InvalidType,
     NoActivePool,
     NoWorkersAvailable,
@@ -448,7 +449,16 @@ class WorkerPool:
         """Return what pages, terminals and metrics show: values that JSON knows."""
         from headgate.workers.view import pool_view
 
-        return pool_view(self.workers(), self._state, self._size, self._losses, rows)
+        workers, losses, expected = self._seen(), self._losses, self._size
+        if self._finder is not None:
+            losses += self._finder.missing.losses
+            expected += len(workers) - len(self._placement.workers())
+        return pool_view(workers, self._state, self._size, expected, losses, rows)
+
+    def _seen(self) -> list[WorkerView]:
+        """Return the workers of this pool, and as "lost" those that their discovery dropped and nothing replaced."""
+        absent = () if self._finder is None else self._finder.missing.absent(clock.now())
+        return [*self.workers(), *(WorkerView(metadata, "lost") for metadata in absent)]
 
     async def broadcast(self, routine: Callable[..., Any], /, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Run a routine once on each worker that is there now; return what each returned, by the uid of the worker.
@@ -479,10 +489,18 @@ class WorkerPool:
         return {uid: task.result() for uid, task in zip(uids, tasks, strict=True)}
 
     async def resize(self, size: int) -> None:
-        """Have so many workers from now on; return when they are ready, or when those that leave have finished."""
+        """Have so many workers from now on; return when they are ready, or when those that leave have finished.
+
+        InvalidArgument: the pool starts no workers, it only discovers those that others started.
+        """
         checked_optional_count("size", size, 1)
         if size is None:
             raise InvalidType("size must be a whole number, got NoneType")
+        if not self._size and isinstance(self._placement, LocalPlacement):
+            raise InvalidArgument(
+                "a pool that only discovers workers cannot be resized: it starts none itself",
+                remedy="Start or stop workers where they run (`headgate worker`), or open the pool with spawn= too.",
+            )
         async with self._resizing:
             self._require_open()
             self._size = size
@@ -664,7 +682,7 @@ class WorkerPool:
         return sum(dispatcher.calls for loop, dispatcher in self._dispatchers.items() if not loop.is_closed())
 
     def __repr__(self) -> str:
-        states = [view.state for view in self.workers()]
+        states = [view.state for view in self._seen()]
         counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
         return f"<WorkerPool {self._state}{': ' + counts if counts else ''}>"
 

@@ -14,8 +14,13 @@ _STATES: tuple[WorkerState, ...] = get_args(WorkerState)
 _UNUSUAL: tuple[WorkerState, ...] = ("lost", "blocked", "cooling", "starting", "stopping", "ready")
 
 
-def pool_view(workers: Sequence[WorkerView], state: str, size: int, losses: int, rows: int) -> dict[str, Any]:
-    """Return how many workers are in which state, and each of them; of more than `rows`, those that are not ready."""
+def pool_view(
+    workers: Sequence[WorkerView], state: str, size: int, expected: int, losses: int, rows: int
+) -> dict[str, Any]:
+    """Return how many workers are in which state, and each of them; of more than `rows`, those that are not ready.
+
+    `size`: how many the pool starts itself; `expected`: how many it should have, with those that it discovers.
+    """
     counts = Counter(view.state for view in workers)
     memory = {view.uid: _memory(view) for view in workers}
     shown = list(workers)
@@ -24,6 +29,7 @@ def pool_view(workers: Sequence[WorkerView], state: str, size: int, losses: int,
     return {
         "state": state,
         "size": size,
+        "expected": expected,
         "worker_count": len(workers),
         "in_flight": sum(view.in_flight for view in workers),
         "memory": sum(used or 0 for used in memory.values()),

@@ -305,7 +305,7 @@ function overview() {
       dropping.element.hidden = !gone;
       const healthy = sum(keys, "healthy"), known = sum(keys, "resource_count");
       resources.update(whole(healthy), `of ${whole(known)}`, known && !healthy ? "bad" : healthy < known ? "warn" : "");
-      const ready = sum(machines, "ready"), there = sum(machines, "worker_count");
+      const ready = sum(machines, "ready"), there = sum(machines, "expected");
       workers.update(whole(ready), `of ${whole(there)}`, there && !ready ? "bad" : ready < there ? "warn" : "");
       resources.element.hidden = !keys.length;
       workers.element.hidden = !machines.length;
@@ -358,7 +358,7 @@ function poolState(view) {
   if (view.broken) return ["cannot be shown", "bad"];
   if (view.held) return [`loop held ${seconds(view.held)}`, "bad"];
   if (view.kind === "resources") return view.healthy ? (view.healthy < view.resource_count ? [`${view.healthy} of ${view.resource_count} healthy`, "warn"] : ["healthy", "good"]) : ["none healthy", "bad"];
-  if (view.kind === "workers") return view.ready === view.worker_count ? ["ready", "good"] : [`${view.ready} of ${view.worker_count} ready`, "warn"];
+  if (view.kind === "workers") return view.ready >= view.expected ? ["ready", "good"] : [`${view.ready} of ${view.expected} ready`, "warn"];
   if (view.waiting_for) return [`waits for ${view.waiting_for.cause}`, "warn"];
   return [view.state, view.state === "open" ? "good" : "warn"];
 }
@@ -610,7 +610,8 @@ function workersView() {
   const load = new Plot("", "Calls on workers"), size = new Plot("B", "Memory of workers");
   const title = h("h2");
   let pool = null;
-  const head = h("div", { class: "title" }, title, pick.select, h("span", { class: "pill" }), h("span", { class: "spring" }), h("button", { type: "button", class: "quiet", "data-act": true, onclick: () => resize(pool) }, "Resize"));
+  const button = h("button", { type: "button", class: "quiet", "data-act": true, onclick: () => resize(pool) }, "Resize");
+  const head = h("div", { class: "title" }, title, pick.select, h("span", { class: "pill" }), h("span", { class: "spring" }), button);
   const list = new LongList("Workers", "workers", [
     text("Worker", (row) => row.uid, { className: "name mono cut", sort: "uid" }),
     pill("State", (row) => [row.state, row.state === "ready" ? "good" : ["blocked", "lost"].includes(row.state) ? "bad" : "warn"], { sort: "state" }),
@@ -633,7 +634,8 @@ function workersView() {
       none.hidden = Boolean(pool);
       if (!pool) return;
       titled(head, title, pick, pool);
-      ready.update(whole(pool.ready), `of ${whole(pool.worker_count)}`, pool.ready < pool.worker_count ? "warn" : "");
+      refuse(button, pool.size ? "" : "This pool starts no workers: it discovers those that others started.");
+      ready.update(whole(pool.ready), `of ${whole(pool.expected)}`, pool.ready < pool.expected ? "warn" : "");
       flight.update(whole(pool.in_flight));
       memory.update(bytes(pool.memory));
       blocked.update(whole(pool.blocked), "", pool.blocked ? "bad" : "");

@@ -60,6 +60,11 @@ class Openings:
         self.wake()
 
     @property
+    def is_waited_for(self) -> bool:
+        """Whether a call waits for a worker."""
+        return any(not waiter.done() for waiter in self.waiters)  # those that gave up stay in the row for a while
+
+    @property
     def limited(self) -> bool:
         """Whether some worker does not take every call."""
         return bool(self._busy or self._crowded or self._reserved)

@@ -1,9 +1,11 @@
 """Workers that a dispatcher cannot use yet: they are being connected, or will be tried again after a pause.
 
 Discovery is a hint: anybody can announce a worker that is not there. So a worker that is reached over a network gets
-calls only when a session with it is open. One that cannot be reached, or is lost later, is tried again after pauses
-that grow to `PAUSES[-1]` seconds, for as long as the discovery tells of it: it may be restarting. Why it cannot be used
-is kept for the error of a call that finds no worker.
+calls only when a session with it is open. One that cannot be reached, or is lost later, is tried again every
+`PAUSES[-1]` seconds for as long as the discovery tells of it: it may be restarting, and a list of addresses does not
+tell when it is back. While a call waits for a worker the pause is `URGENT`. A worker that refuses for good is tried
+less often, because its log tells of each try. Why a worker cannot be used is kept for the error of a call that finds
+none.
 """
 
 from __future__ import annotations
@@ -19,8 +21,15 @@ if TYPE_CHECKING:
     from headgate.workers.client.connection import Connection, Happening
     from headgate.workers.protocol.tls_causes import Refusal
 
-PAUSES = (0.1, 0.3, 1.0, 3.0, 10.0, 10.0, 10.0, 30.0)
+PAUSES = (0.1, 0.3, 1.0)
 """Seconds before a worker is tried again, after its first failure in a row, its second, and so on."""
+REFUSED = (0.1, 0.3, 1.0, 3.0, 10.0, 10.0, 10.0, 30.0)
+"""The same for a worker that refuses for a reason that will not go away by itself."""
+URGENT = 0.2
+"""Seconds before a worker is tried again while a call waits for one."""
+TRIES_A_SECOND = 50
+"""How many tries begin each second, of all workers together: the more cannot be reached, the longer are the pauses. A
+try costs about a millisecond, and anybody can announce workers."""
 PATIENCE = (1.5, 5.0, 10.0)
 """Seconds that a worker has to answer the first time, and later. An address that never answers holds up others."""
 SILENCE = 0.3
@@ -49,6 +58,10 @@ class Places(Protocol):
         """Hear that a worker cannot be reached: another one may have its place."""
         ...
 
+    def lost(self, uid: str) -> None:
+        """Hear that the session with a worker has broken: it did not say before that it would stop."""
+        ...
+
 
 class _Candidate:
     """A worker that is not used yet."""
@@ -75,12 +88,15 @@ class Candidates:
         on_failure: Callable[[WorkerMetadata, bool], None],
         on_silence: Callable[[WorkerMetadata], None],
         explain: Callable[[WorkerMetadata], Awaitable[Refusal | None]],
+        is_waited_for: Callable[[], bool],
     ) -> None:
         self._connect = connect
         self._on_open = on_open
         self._on_failure = on_failure
         self._on_silence = on_silence
         self._explain = explain
+        self._is_waited_for = is_waited_for
+        self._pausing: set[asyncio.Future[None]] = set()
         self._candidates: dict[str, _Candidate] = {}
         self._places = asyncio.Semaphore(AT_A_TIME)
         self._explaining = asyncio.Semaphore(_EXPLAINED_AT_A_TIME)
@@ -151,7 +167,7 @@ class Candidates:
         try:
             while True:
                 if one.failures:
-                    await asyncio.sleep(PAUSES[min(one.failures, len(PAUSES)) - 1])
+                    await self._pause(one)
                 async with self._places:
                     reason = await self._opens(one)
                 if not reason:
@@ -166,6 +182,28 @@ class Candidates:
             connection, one.connection = one.connection, None
             if connection is not None:
                 await connection.close("it is not used any more")
+
+    def hurry(self) -> None:
+        """Try workers again now, because a call has begun to wait for one."""
+        pausing, self._pausing = self._pausing, set()
+        for future in pausing:
+            if not future.done():
+                future.set_result(None)
+
+    async def _pause(self, one: _Candidate) -> None:
+        """Wait before a worker is tried again; less if a call waits for a worker, or begins to."""
+        pauses, turn = REFUSED if one.permanent else PAUSES, len(self._candidates) / TRIES_A_SECOND
+        usual = pauses[min(one.failures, len(pauses)) - 1]
+        least = usual if one.permanent else min(usual, URGENT)
+        least, usual = max(least, turn), max(usual, turn)
+        await asyncio.sleep(least)
+        if usual > least and not self._is_waited_for():
+            hurried: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._pausing.add(hurried)
+            try:
+                await asyncio.wait((hurried,), timeout=usual - least)
+            finally:
+                self._pausing.discard(hurried)
 
     async def _opens(self, one: _Candidate) -> str:
         """Try once to connect a worker; return why it cannot be, or "": it is connected."""

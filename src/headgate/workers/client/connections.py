@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 _epochs = count(1)
 _MOST_EVICTED = 64  # whose reasons are kept
+LEAVING = 1.0
+"""Seconds that the session with a worker is kept when its discovery drops it: a discovery may hear of a death before
+the connection does, and what is seen of the session meanwhile tells a death from a farewell."""
 
 
 class Connections:
@@ -71,10 +74,16 @@ class Connections:
         """Whether no new calls are taken: sessions that end are not replaced."""
         self.gone: set[Connection] = set()
         """Connections that are not in the roster any more, and not closed: they may have calls."""
+        self._leaving: dict[Connection, float] = {}  # of discovered workers that were dropped, and until when to look
         self._known: WeakValueDictionary[int, Connection] = WeakValueDictionary()  # by epoch
         self._discovered: dict[str, WorkerMetadata] = {}  # workers that the pool did not start
         self._candidates = Candidates(
-            self._connection_to, self._reached, self._not_reached, self._silent, self._why_refused
+            self._connection_to,
+            self._reached,
+            self._not_reached,
+            self._silent,
+            self._why_refused,
+            lambda: openings.is_waited_for,
         )
         self._renewals = Renewals(roster, openings, self.gone, self._connection_to, self._takes_over, self._end)
         self._introductions = introductions
@@ -103,6 +112,10 @@ class Connections:
     def hopeless(self) -> bool:
         """Whether no worker may be used, and all that are known refuse for a reason that will not go away by itself."""
         return not len(self._roster) and self._candidates.hopeless
+
+    def hurry(self) -> None:
+        """Try workers again now that could not be connected, because a call has begun to wait for one."""
+        self._candidates.hurry()
 
     def follow(self, events: AsyncIterator[DiscoveryEvent], *, discovered: bool = False) -> None:
         """Admit and drop workers as these events say; `discovered`: they were not started by the pool."""
@@ -201,11 +214,13 @@ class Connections:
 
     def drop(self, uid: str) -> None:
         """Remove a worker. Calls that it has may end."""
-        self._discovered.pop(uid, None)
+        discovered = self._discovered.pop(uid, None)
         self._candidates.drop(uid)
         connection = self._roster.get(uid)
         if connection is not None:
             self._remove(connection)
+            if discovered is not None and self._places is not None:
+                self._leaving[connection] = clock.now() + LEAVING
             self._end(connection)
         self._evicted.pop(uid, None)
 
@@ -309,10 +324,18 @@ class Connections:
     async def _ended(self, connection: Connection) -> None:
         # What it has, it finishes: one that was told to stop answers first, and one that died ends the stream. It is
         # looked at, because an event would have to be told with each answer of each worker (benchmarks/dispatch.py).
-        while connection.is_busy and connection.session.state in ("open", "stopping"):  # noqa: ASYNC110
+        while self._is_needed(connection):  # noqa: ASYNC110
             await asyncio.sleep(0.02)
+        self._leaving.pop(connection, None)
         await connection.close("it left the pool")
         self.gone.discard(connection)
+
+    def _is_needed(self, connection: Connection) -> bool:
+        """Whether a connection that is not in the roster has calls, or is looked at."""
+        state = connection.session.state
+        if connection.is_busy:
+            return state in ("open", "stopping")
+        return state == "open" and clock.now() < self._leaving.get(connection, 0.0)
 
     def _happened(self, connection: Connection, happening: Happening, reason: str) -> None:
         """Act on what a connection tells of its worker."""
@@ -338,12 +361,25 @@ class Connections:
                     self._on_evicted(connection)
                 discovered = self._discovered.get(connection.metadata.uid)
                 if discovered is not None:
-                    if WORKERS.listeners:
-                        WORKERS.emit(_departure(discovered.uid, connection.pid, happening, reason))
+                    self._departed(connection, happening, reason)
                     self._candidates.add(discovered, reason, permanent=happening == "refused")
                 elif self._on_lost is not None and happening == "lost":
                     self._on_lost(connection.metadata, reason)
                 self._end(connection)
+            elif connection in self._leaving:
+                self._departed(connection, happening, reason)
+
+    def _departed(self, connection: Connection, happening: Happening, reason: str) -> None:
+        """Tell that a discovered worker has gone: one that said before that it would stop is not lost."""
+        uid, pid, at = connection.metadata.uid, connection.pid, clock.wall()
+        if happening != "stopped" and self._places is not None:
+            self._places.lost(uid)
+        if not WORKERS.listeners:
+            return
+        if happening == "stopped":
+            WORKERS.emit(WorkerStopped(at=at, uid=uid, pid=pid))
+        else:
+            WORKERS.emit(WorkerLostEvent(at=at, uid=uid, pid=pid, reason=redact(reason), restarted=False))
 
     def abandon(self) -> None:
         """Break every session without awaiting anything, because the loop is closed or does not turn."""
@@ -370,11 +406,3 @@ class Connections:
                 self._roster.drop(connection.metadata.uid)
         if self._endings:
             await asyncio.gather(*self._endings, return_exceptions=True)
-
-
-def _departure(uid: str, pid: int, happening: Happening, reason: str) -> WorkerStopped | WorkerLostEvent:
-    """Make the event of a discovered worker that has gone: one that said before that it would stop is not lost."""
-    at = clock.wall()
-    if happening == "stopped":
-        return WorkerStopped(at=at, uid=uid, pid=pid)
-    return WorkerLostEvent(at=at, uid=uid, pid=pid, reason=redact(reason), restarted=False)

@@ -414,6 +414,7 @@ class Dispatcher:
             raise NoWorkersAvailable(f"no worker took {call.routine.tag}: {listed(tried)}")
         waiter = self.loop.create_future()
         self.openings.waiters.append(waiter)
+        self.connections.hurry()
         # By the limit that is over, not by the clock: the timer of a loop may be a little early.
         until, kind, what = min(self._limits_of(call, attempts, patience, since), key=lambda limit: limit[0])
         scope = asyncio.timeout(None if until == math.inf else max(0.0, until - clock.now()))

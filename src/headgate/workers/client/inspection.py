@@ -33,6 +33,9 @@ class Load:
     running: int
     finished: int
     stopping: bool
+    tags: frozenset[str]
+    metrics_port: int | None
+    """The port on its host where it has metrics; None: it has none."""
     clock_offset: float
     """Seconds that the clock of its machine is ahead of ours, as far as one request can tell."""
 
@@ -118,6 +121,8 @@ async def ask_load(metadata: WorkerMetadata, credentials: WorkerCredentials | No
         reply.running,
         reply.finished,
         reply.stopping,
+        frozenset(reply.tags),
+        reply.metrics_port or None,
         reply.now - now,
     )
 

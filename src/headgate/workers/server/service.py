@@ -15,7 +15,15 @@ from headgate._version import __version__
 from headgate.core.clock import clock
 from headgate.errors import HeadgateError
 from headgate.workers.client.failures import client_id
-from headgate.workers.model import ENDED, ENDS_BECAUSE, UNLIMITED, BackpressureContext, Limits
+from headgate.workers.model import (
+    ENDED,
+    ENDS_BECAUSE,
+    UNLIMITED,
+    BackpressureContext,
+    Limits,
+    WorkerMetadata,
+    metrics_port_of,
+)
 from headgate.workers.options import WorkerOptions
 from headgate.workers.protocol.bulk import Borrowed, BulkPayload
 from headgate.workers.protocol.call_ends import RESULT_OF_KIND
@@ -88,6 +96,8 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
         """Calls that were cancelled because the worker stopped."""
         self.on_change: Callable[[], None] | None = None
         """Called when `clients`, `finished` or `stopping` has changed."""
+        self.metadata: WorkerMetadata | None = None
+        """What the worker announces of itself; None: a pool started it and knows."""
         self._started_at = clock.wall()
         self._reserved = False
         self._streams: dict[ClientStream, None] = {}
@@ -389,6 +399,8 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
             running=self.tasks.open_calls,
             finished=self.finished,
             stopping=self.stopping,
+            tags=() if self.metadata is None else sorted(self.metadata.tags),
+            metrics_port=0 if self.metadata is None else metrics_port_of(self.metadata) or 0,
         )
         return bytes(reply.SerializeToString())
 

@@ -95,11 +95,12 @@ class WorkerProcess:
         """Calls that were cancelled when it stopped: `grace` was over, or it was told to stop twice."""
         self.signal: int = 0
         """The first signal that told it to stop; 0: none did."""
+        self.extra: dict[str, Any] = dict(extra or {})
+        """What it announces of itself besides. Changes count until it serves."""
         self._host, self._port, self._socket = host, port, None if socket is None else os.fspath(socket)
         self._credentials = credentials
         self._options = checked_options(options)
         self._backpressure = backpressure
-        self._extra = dict(extra or {})
         self._discovery = discovery
         self._insecure = checked_flag("insecure", insecure)
         self._grace = checked_positive_seconds("grace", grace)
@@ -187,8 +188,9 @@ class WorkerProcess:
             self.tags,
             secure=self._credentials is not None,
             options=None if self._options is None else self._options.channel,
-            extra=self._extra,
+            extra=self.extra,
         )
+        started.service.metadata = self.metadata
         return started.service
 
     async def _end(self, service: Service) -> None:

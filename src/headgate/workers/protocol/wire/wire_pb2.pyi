@@ -440,7 +440,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("uid", "version", "oldest", "newest", "pid", "started_at", "now", "clients", "running", "finished", "stopping")
+    __slots__ = ("uid", "version", "oldest", "newest", "pid", "started_at", "now", "clients", "running", "finished", "stopping", "tags", "metrics_port")
     UID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     OLDEST_FIELD_NUMBER: _ClassVar[int]
@@ -452,6 +452,8 @@ class StatusReply(_message.Message):
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     STOPPING_FIELD_NUMBER: _ClassVar[int]
+    TAGS_FIELD_NUMBER: _ClassVar[int]
+    METRICS_PORT_FIELD_NUMBER: _ClassVar[int]
     uid: str
     version: str
     oldest: int
@@ -463,4 +465,6 @@ class StatusReply(_message.Message):
     running: int
     finished: int
     stopping: bool
-    def __init__(self, uid: _Optional[str] = ..., version: _Optional[str] = ..., oldest: _Optional[int] = ..., newest: _Optional[int] = ..., pid: _Optional[int] = ..., started_at: _Optional[float] = ..., now: _Optional[float] = ..., clients: _Optional[int] = ..., running: _Optional[int] = ..., finished: _Optional[int] = ..., stopping: bool = ...) -> None: ...
+    tags: _containers.RepeatedScalarFieldContainer[str]
+    metrics_port: int
+    def __init__(self, uid: _Optional[str] = ..., version: _Optional[str] = ..., oldest: _Optional[int] = ..., newest: _Optional[int] = ..., pid: _Optional[int] = ..., started_at: _Optional[float] = ..., now: _Optional[float] = ..., clients: _Optional[int] = ..., running: _Optional[int] = ..., finished: _Optional[int] = ..., stopping: bool = ..., tags: _Optional[_Iterable[str]] = ..., metrics_port: _Optional[int] = ...) -> None: ...
