@@ -281,8 +281,8 @@ def _ports_of(
         placing = Placing(workers)
     allocator = TaskAllocator(resources, placing)
     budget = None
-    if workers is not None:
-        budget = WorkersBudget(workers, allocator.loop) if follows_workers else None
-        workers.__serve_tasks__(budget)
+    if workers is not None and follows_workers:
+        budget = WorkersBudget(workers, allocator.loop)
+        workers.__follow_workers__(budget)
     launcher = TaskLauncher(Verdicts(allocator, placing), placing)
     return Ports(launcher, allocator, TaskExplainer(allocator), budget)
