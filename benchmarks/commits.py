@@ -102,15 +102,17 @@ async def all_works(steps: bool) -> dict[str, float]:
         found["TaskPool, fair_share"] = await measured(submitting(pool, key="ann"), steps)
     async with TaskPool(max_concurrent=100, resources=keys) as pool:
         found["TaskPool with keys"] = await measured(submitting(pool), steps)
+
+    async def calls(times: int) -> None:
+        async def caller() -> None:
+            for _ in range(times // 100):
+                await there()
+
+        await asyncio.gather(*(caller() for _ in range(100)))
+
+    async with WorkerPool(spawn=2):
+        found["a call on two workers"] = await measured(calls, steps)
     async with WorkerPool(spawn=1) as workers:
-
-        async def calls(times: int) -> None:
-            async def caller() -> None:
-                for _ in range(times // 100):
-                    await there()
-
-            await asyncio.gather(*(caller() for _ in range(100)))
-
         found["a call on a worker"] = await measured(calls, steps)
         async with TaskPool(max_concurrent=100, workers=workers) as pool:
             found["TaskPool on workers"] = await measured(submitting(pool), steps)

@@ -2,6 +2,7 @@
 
     make bench          three minutes
     make bench-quick    under a minute
+    python benchmarks/dispatch.py --workers     the cost of a call on 1 to 16 workers alone: needs no other library
 
 All contestants take turns in one run, and only ratios count. "must" and "goal" are the minimum and the goal of the
 project's performance targets. The program prints MISSED for a figure that does not reach its minimum ("must"), and
@@ -22,7 +23,7 @@ import sys
 import tempfile
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -44,6 +45,8 @@ FOUND = Bar(1.2, at_most=True)
 WORKER = Bar(0.55, 0.4, at_most=True)
 TOLD_MS = Bar(50, at_most=True)
 STRANGERS = Bar(2.0, at_most=True)
+WORKERS = (1, 2, 4, 8, 16)
+EIGHT = Bar(2.5, 2.0, at_most=True)
 NOTICED = {"local": Bar(20, at_most=True), "lan": Bar(3000, at_most=True)}
 
 
@@ -79,10 +82,11 @@ class Lengths:
     calls: Turns
     first: int
     killed: int
+    on_workers: int
 
 
-FULL = Lengths(calls=Turns(5, 1.0), first=9, killed=3)
-QUICK = Lengths(calls=Turns(3, 0.3), first=3, killed=1)
+FULL = Lengths(calls=Turns(5, 1.0), first=9, killed=3, on_workers=10_000)
+QUICK = Lengths(calls=Turns(3, 0.3), first=3, killed=1, on_workers=3_000)
 
 
 def installed() -> dict[str, bool]:
@@ -140,10 +144,14 @@ class Lane:
             await self._process.wait()
 
 
-@asynccontextmanager
-async def lane(name: str, what: str) -> AsyncIterator[Lane]:
+def lane(name: str, what: str) -> AbstractAsyncContextManager[Lane]:
     script, contestant = CONTESTANTS[name].program
-    command = (sys.executable, str(FOLDER / script), contestant, what)
+    return program(name, script, contestant, what)
+
+
+@asynccontextmanager
+async def program(name: str, script: str, *arguments: str) -> AsyncIterator[Lane]:
+    command = (sys.executable, str(FOLDER / script), *arguments)
     with tempfile.TemporaryFile() as errors:
         process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, stderr=errors)
         opened = Lane(name, process, errors)
@@ -301,6 +309,57 @@ def show_memory(rows: list[dict[str, Any]]) -> None:
 
 def _megabytes(figure: float) -> str:
     return f"{figure / 2**20:.1f}"
+
+
+# -- many workers -----------------------------------------------------------------------------------------------------
+
+
+async def measure_workers(lengths: Lengths) -> list[dict[str, Any]]:
+    """CPU time of a call with 100 callers, of the client and of all workers, by the number of workers."""
+    if sys.platform != "linux":
+        return []
+    table.say("100 callers on 1 to 16 workers ...")
+    async with AsyncExitStack() as stack:
+        lanes = {
+            str(count): await stack.enter_async_context(program(f"{count} workers", "many_workers.py", str(count)))
+            for count in WORKERS
+        }
+        turns = Turns(lengths.calls.rounds, 0.0)
+        rounds = await _in_turns(
+            turns, lanes, lambda name: lanes[name].ask("cpu", callers=100, calls=lengths.on_workers)
+        )
+    rows = []
+    for count in WORKERS:
+        ones = rounds[str(count)]
+        row: dict[str, Any] = {kind: median([one[kind] for one in ones]) for kind in ones[0]}
+        both = [_both(one) / _both(alone) for one, alone in zip(ones, rounds["1"], strict=True)]
+        row |= {"workers_count": count, "ratio": median(both), "rounds": ones}
+        if count == 8:
+            row |= {"must": EIGHT.must, "goal": EIGHT.goal, "verdict": EIGHT.verdict(row["ratio"])}
+        rows.append(row)
+    return rows
+
+
+def _both(figures: Mapping[str, float]) -> float:
+    return figures["client"] + figures["workers"]
+
+
+def show_workers(rows: list[dict[str, Any]]) -> None:
+    if not rows:
+        print("\nThe CPU time of workers is measured on Linux only.")
+        return
+    header = ("workers", "client us", "workers us", "both us", "ratio", "must", "goal", "verdict", "calls a message")
+    print_rows = [
+        (
+            str(row["workers_count"]),
+            *(f"{1e6 * figure:.0f}" for figure in (row["client"], row["workers"], _both(row))),
+            times(row["ratio"]),
+            *_bar(row, "at most {}x"),
+            f"{row['batch']:.1f}",
+        )
+        for row in rows
+    ]
+    table.print_table("CPU time of one call with 100 callers, beside one worker", header, print_rows)
 
 
 # -- the first result -------------------------------------------------------------------------------------------------
@@ -491,6 +550,9 @@ def missed(results: dict[str, Any]) -> list[str]:
             f"the first result takes {times(row['ratio'])} of {row['beside']}'s time, must {row['must']}x"
         ),
         "memory": lambda row: f"a worker takes {times(row['ratio'])} of wool's memory, must {row['must']}x",
+        "workers": lambda row: (
+            f"a call on {row['workers_count']} workers takes {times(row['ratio'])} the CPU time, must {row['must']}x"
+        ),
         "killed": lambda row: (
             f"a killed worker: {row['error']} after {row['told_ms']:.0f} ms"
             f"{', no new worker' if row['respawned_ms'] is None else ''}, must {row['must']} ms"
@@ -500,7 +562,8 @@ def missed(results: dict[str, Any]) -> list[str]:
             f"a killed publisher ({row['discovery']}) is noticed after {row['told_ms']:.0f} ms, must {row['must']} ms"
         ),
     }
-    return [words(row) for part, words in what.items() for row in results[part] if row.get("verdict") == MISSED]
+    parts = ((words, results.get(part, ())) for part, words in what.items())
+    return [words(row) for words, rows in parts for row in rows if row.get("verdict") == MISSED]
 
 
 async def measure(lengths: Lengths, found: Mapping[str, bool]) -> dict[str, Any]:
@@ -511,6 +574,7 @@ async def measure(lengths: Lengths, found: Mapping[str, bool]) -> dict[str, Any]
         "noticed": await measure_noticed(lengths),
         "strangers": await measure_strangers(lengths) if found["tls"] else [],
         **await measure_calls(lengths, [name for name in there if name != "found"]),
+        "workers": await measure_workers(lengths),
         "floor": await measure_floor(lengths),
     }
 
@@ -526,12 +590,19 @@ def compile_ours() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="shorter and coarser")
-    quick = parser.parse_args().quick
+    parser.add_argument("--workers", action="store_true", help="only the cost of a call on 1 to 16 workers")
+    given = parser.parse_args()
+    quick, lengths = given.quick, QUICK if given.quick else FULL
+    if given.workers:
+        show_workers(asyncio.run(measure_workers(lengths)))
+        table.warn_if_busy()
+        return
     found = installed()
     compile_ours()
-    results: dict[str, Any] = {"quick": quick, **asyncio.run(measure(QUICK if quick else FULL, found))}
+    results: dict[str, Any] = {"quick": quick, **asyncio.run(measure(lengths, found))}
     show_latency(results["latency"])
     show_rates(results["rates"])
+    show_workers(results["workers"])
     show_first(results["first"])
     show_memory(results["memory"])
     show_killed(results["killed"])

@@ -131,7 +131,7 @@ def keys_decided(keys: int) -> float:
 
 def workers_decided(workers: int) -> float:
     """Instructions to choose the worker with the fewest calls, and to note the end of a call."""
-    roster: Roster[int] = Roster(LeastLoadedLoadBalancer.strategy)
+    roster: Roster[int] = Roster(LeastLoadedLoadBalancer().strategy)
     for number in range(workers):
         roster.admit(f"w-{number}", number)
     held = deque(roster.next(0.0) for _ in range(workers))
@@ -198,7 +198,7 @@ class Fleet:
             cancel_siblings=False,
             probe_on_recovery=True,
         )
-        self.roster: Roster[int] = Roster(LeastLoadedLoadBalancer.strategy)
+        self.roster: Roster[int] = Roster(LeastLoadedLoadBalancer().strategy)
         self.size, self.number = workers, 0
         self.regions: dict[str, int] = {}
         for _ in range(workers):

@@ -1,8 +1,11 @@
-"""W40, W41, W32: which worker gets a call, and what happens when one does not want it."""
+"""W40, W40c, W41, W32: which worker gets a call, and what happens when one does not want it."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import random
+import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -19,11 +22,13 @@ from headgate import (
     LocalWorker,
     NoWorkersAvailable,
     RoundRobinLoadBalancer,
+    WorkerLost,
     WorkerPool,
 )
 from headgate.testing import capture_events
-from tests.workers import attack_jobs, jobs
-from tests.workers.support import Shared, in_flight, lines, pids, run, states, times, until
+from tests.context.wiretap import Tap
+from tests.workers import attack_jobs, jobs, stream_jobs
+from tests.workers.support import Shared, all_ready, in_flight, lines, pids, run, states, times, until
 
 pytestmark = pytest.mark.integration
 
@@ -60,19 +65,20 @@ def test_w40_calls_go_round_in_the_order_of_admission() -> None:
     run(main)
 
 
-def test_w40_round_robin_does_not_look_at_the_load(shared: Shared, log: str) -> None:
+def test_w40c_round_robin_does_not_look_at_the_load(log: str) -> None:
     async def main() -> None:
-        busy = asyncio.create_task(jobs.until_told(log, 1))
-        await until(lambda: lines(log))
-        found = Counter([await jobs.pid() for _ in range(10)])
-        assert set(found.values()) == {5}
-        jobs.note(f"{log}.go", "go")
-        await busy
+        async with WorkerPool(spawn=2, loadbalancer=RoundRobinLoadBalancer()):
+            busy = asyncio.create_task(jobs.until_told(log, 1))
+            await until(lambda: lines(log))
+            found = Counter([await jobs.pid() for _ in range(10)])
+            assert set(found.values()) == {5}
+            jobs.note(f"{log}.go", "go")
+            await busy
 
-    shared(main)
+    run(main)
 
 
-def test_w40_one_balancer_may_serve_several_pools() -> None:
+def test_w40c_one_balancer_may_serve_several_pools() -> None:
     async def use(pool_: WorkerPool, barrier: asyncio.Barrier) -> None:
         async with pool_ as pool:
             await barrier.wait()
@@ -91,12 +97,13 @@ def test_w40_one_balancer_may_serve_several_pools() -> None:
     run(main)
 
 
-# -- least loaded -----------------------------------------------------------------------------------------------------
+# -- the fewest calls in flight ---------------------------------------------------------------------------------------
 
 
-def test_w41_least_loaded_prefers_the_idle_worker(log: str) -> None:
+@pytest.mark.parametrize("balancer", [None, LeastLoadedLoadBalancer()], ids=["default", "given"])
+def test_w40_the_worker_with_the_fewest_calls_is_next(log: str, balancer: LeastLoadedLoadBalancer | None) -> None:
     async def main() -> None:
-        async with WorkerPool(spawn=2, loadbalancer=LeastLoadedLoadBalancer()) as pool:
+        async with WorkerPool(spawn=2, loadbalancer=balancer) as pool:
             calls = [asyncio.create_task(jobs.until_told(log, 0))]
             await until(lambda: lines(log))
             busy = int(lines(log)[0].split()[1])
@@ -107,6 +114,97 @@ def test_w41_least_loaded_prefers_the_idle_worker(log: str) -> None:
             jobs.note(f"{log}.go", "go")
             await asyncio.gather(*calls)
             assert in_flight(pool) == 0
+
+    run(main)
+
+
+def test_w40_a_generator_counts_from_its_first_step_to_its_end(shared: Shared) -> None:
+    async def main() -> None:
+        stream = stream_jobs.walks(1)
+        assert await anext(stream) == 1
+        found = {await jobs.pid() for _ in range(6)}
+        assert len(found) == 1, "one of two has the generator, which waits for its next step"
+        await stream.aclose()
+        assert {await jobs.pid() for _ in range(2)} == set(pids(shared.pool))
+
+    shared(main)
+
+
+def test_w40_calls_of_many_event_loops_are_spread() -> None:
+    """Each loop counts its own calls; which worker was picked longest ago, all of them know."""
+
+    async def main() -> None:
+        async with WorkerPool(spawn=2) as pool:
+            first = await jobs.pid()
+            [other] = set(pids(pool)) - {first}
+            found = [await asyncio.to_thread(lambda: asyncio.run(_pid())) for _ in range(6)]
+            assert found == [other, first] * 3
+
+    run(main)
+
+
+async def _pid() -> int:
+    return await jobs.pid()
+
+
+def test_w40_messages_stay_whole_on_many_workers(monkeypatch: pytest.MonkeyPatch, scale: float) -> None:
+    """Eight workers with ten callers each: calls in turns would travel one or two at a time."""
+    left = max(4_000, int(20_000 * scale))
+
+    async def caller() -> None:
+        nonlocal left
+        while left > 0:
+            left -= 1
+            await jobs.add(1, 2)
+
+    async def main() -> None:
+        tap = Tap()
+        async with WorkerPool(spawn=8):
+            tap.lay(monkeypatch)
+            await asyncio.gather(*(caller() for _ in range(80)))
+            tap.close()
+        messages = [len(message.calls) for message in tap.sent if message.calls]
+        assert sum(messages) / len(messages) > 4
+
+    run(main)
+
+
+def test_w40_nothing_is_counted_any_more_after_calls_that_ended_in_every_way(log: str, scale: float) -> None:
+    chance = random.Random(40)
+
+    async def one(number: int) -> None:
+        kind = chance.choice(["returns", "raises", "is cancelled", "stream", "broken stream"])
+        try:
+            if kind == "returns":
+                await jobs.add(1, 2)
+            elif kind == "raises":
+                await jobs.fails(ValueError, number)
+            elif kind == "is cancelled":
+                async with asyncio.timeout(chance.random() * 0.02):
+                    await jobs.slow(5)
+            elif kind == "stream":
+                assert len([value async for value in stream_jobs.walks(1)]) == 3
+            else:
+                stream = stream_jobs.walks(1)
+                await anext(stream)
+                await stream.aclose()
+        except (ValueError, TimeoutError, WorkerLost):
+            pass
+
+    async def main() -> None:
+        async with WorkerPool(spawn=3) as pool:
+            for _ in range(3):
+                calls = [asyncio.create_task(one(n)) for n in range(max(40, int(200 * scale)))]
+                await asyncio.sleep(0.01)
+                os.kill(chance.choice(pids(pool)), signal.SIGKILL)
+                await asyncio.gather(*calls)
+                await all_ready(pool, 3)
+            await until(lambda: in_flight(pool) == 0)
+            held = [asyncio.create_task(jobs.until_told(log, n)) for n in range(12)]
+            await until(lambda: len(lines(log)) == 12)
+            assert Counter(int(line.split()[1]) for line in lines(log)) == dict.fromkeys(pids(pool), 4)
+            jobs.note(f"{log}.go", "go")
+            await asyncio.gather(*held)
 
     run(main)
 

@@ -285,8 +285,9 @@ def _ports_of(
     allocator = TaskAllocator(resources, placing)
     budget = None
     if workers is not None:
-        budget = WorkersBudget(workers, allocator.loop) if follows_workers else None
-        workers.__serve_tasks__(budget)
+        if follows_workers:
+            budget = WorkersBudget(workers, allocator.loop)
+            workers.__follow_workers__(budget)
         if resources is not None and (shared := engine_of(resources).shared) is not None:
             _share_lock(workers, shared.store)
     launcher = TaskLauncher(Verdicts(allocator, placing), placing)

@@ -113,16 +113,6 @@ class Rotation:
         for resource in resources:
             self.admit(resource)
 
-    def go_by(self, strategy: Strategy) -> None:
-        """Choose by another strategy from now on. What it learned is lost."""
-        self.pickers = PickersByTags(strategy)
-        self._main = self.pickers.main
-        self._guided = hasattr(self._main, "pick_for")
-        self._learn = getattr(self._main, "learn", None)
-        for member in self.members.values():
-            self.pickers.enter(member)
-            refresh(member.resource)
-
     # -- a use begins -------------------------------------------------------------------------------------------------
 
     def acquire(

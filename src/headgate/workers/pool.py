@@ -17,7 +17,6 @@ import sys
 import warnings
 from collections.abc import Callable
 from contextvars import Token
-from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakSet
@@ -161,7 +160,6 @@ class WorkerPool:
             )
         self._balancer_source = loadbalancer
         self._balancer: LoadBalancerLike
-        self._serves_tasks = False  # does a TaskPool use it?
         self.kept_locks: KeptLocks = KeptLocks()
         """Locks by which shared stores count this process as alive, held until its workers have ended too."""
         self._followers: WeakSet[Follower] = WeakSet()
@@ -290,9 +288,9 @@ class WorkerPool:
     async def _resolved_balancer(self) -> LoadBalancerLike:
         """Return the load balancer itself."""
         if self._balancer_source is None:
-            from headgate.workers.client.balancing import LeastLoadedLoadBalancer, RoundRobinLoadBalancer
+            from headgate.workers.client.balancing import LeastLoadedLoadBalancer
 
-            return LeastLoadedLoadBalancer() if self._serves_tasks else RoundRobinLoadBalancer()
+            return LeastLoadedLoadBalancer()
         balancer: LoadBalancerLike = await self._resolved("loadbalancer", self._balancer_source, ("order", "report"))
         return balancer
 
@@ -339,17 +337,9 @@ class WorkerPool:
             outer = outer._outer
         return self if outer is None else outer
 
-    def __serve_tasks__(self, follower: Follower | None = None) -> None:
-        """Choose workers by their load, unless a load balancer was given; tell the follower when workers come or go."""
-        self._serves_tasks = True
-        if follower is not None:
-            self._followers.add(follower)
-        if self._balancer_source is None and self._state == "open":
-            from headgate.workers.client.balancing import LeastLoadedLoadBalancer
-
-            self._balancer = LeastLoadedLoadBalancer()
-            for loop, dispatcher in list(self._dispatchers.items()):
-                on(loop, partial(dispatcher.roster.go_by, LeastLoadedLoadBalancer.strategy))
+    def __follow_workers__(self, follower: Follower) -> None:
+        """Tell the follower when workers come or go. A TaskPool that uses this pool asks for it."""
+        self._followers.add(follower)
 
     def __dispatcher__(self) -> Dispatcher:
         """Return the dispatcher of the running loop, made at its first call. `routines` asks."""

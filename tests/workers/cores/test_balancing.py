@@ -1,4 +1,4 @@
-"""W40, W41: which worker is next, without workers: the roster of a pool and the balancers, beside a naive model."""
+"""W40, W40c, W41: which worker is next, without workers: the roster of a pool and balancers, beside a naive model."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from headgate.errors import UnknownResource
-from headgate.resources.strategies import round_robin
 from headgate.workers.client.balancing import (
     COOLDOWNS,
     Cycle,
+    FewestInFlight,
     LeastLoadedLoadBalancer,
     LoadBalancerLike,
     Roster,
@@ -60,7 +60,7 @@ def fit_again(workers: Roster, uid: str, now: float) -> float:
 # -- round robin ------------------------------------------------------------------------------------------------------
 
 
-def test_w40_round_robin_goes_by_admission_whatever_the_load() -> None:
+def test_w40c_round_robin_goes_by_admission_whatever_the_load() -> None:
     workers = roster("bac")
     busy = [workers.take("a", 0.0) for _ in range(50)]
     assert [goes_to(workers) for _ in range(7)] == list("bacbacb"), "nothing of it has ended"
@@ -70,7 +70,7 @@ def test_w40_round_robin_goes_by_admission_whatever_the_load() -> None:
     assert [goes_to(workers) for _ in range(3)] == list("acb")
 
 
-def test_w40_whoever_comes_stands_last_and_whoever_goes_takes_no_turn_along() -> None:
+def test_w40c_whoever_comes_stands_last_and_whoever_goes_takes_no_turn_along() -> None:
     workers = roster("abc")
     assert [goes_to(workers) for _ in range(2)] == list("ab")
     workers.admit("d", "worker d")
@@ -84,7 +84,7 @@ def test_w40_whoever_comes_stands_last_and_whoever_goes_takes_no_turn_along() ->
     assert workers.get("a") == "a, come back"
 
 
-def test_w40_the_next_one_is_asked_when_one_refuses() -> None:
+def test_w40c_the_next_one_is_asked_when_one_refuses() -> None:
     workers = roster("abc")
     assert goes_to(workers) == "a"
     assert goes_to(workers, avoid=("a",)) == "b"
@@ -95,7 +95,7 @@ def test_w40_the_next_one_is_asked_when_one_refuses() -> None:
     assert goes_to(workers) == "a"
 
 
-def test_w40_nobody_is_next_in_an_empty_roster() -> None:
+def test_w40c_nobody_is_next_in_an_empty_roster() -> None:
     workers = roster()
     assert goes_to(workers) is None
     assert workers.take("a", 0.0) is None
@@ -106,7 +106,7 @@ def test_w40_nobody_is_next_in_an_empty_roster() -> None:
         workers.drop("a")
 
 
-def test_w40_calls_of_a_worker_that_left_may_end() -> None:
+def test_w40c_calls_of_a_worker_that_left_may_end() -> None:
     workers = roster("ab")
     uses = [workers.next(0.0) for _ in range(6)]
     workers.drop("a")
@@ -116,6 +116,70 @@ def test_w40_calls_of_a_worker_that_left_may_end() -> None:
         end(use)
     assert not workers.cooling("a", 0.0), "the failure was its predecessor's"
     assert not workers.cooling("b", 0.0)
+
+
+# -- the fewest calls in flight ---------------------------------------------------------------------------------------
+
+
+def test_w40_the_worker_with_the_fewest_calls_is_next() -> None:
+    workers = roster("abc", FewestInFlight())
+    held = {uid: [workers.take(uid, 0.0) for _ in range(count)] for uid, count in {"a": 3, "b": 1, "c": 2}.items()}
+    assert [goes_to(workers) for _ in range(4)] == list("bcba"), "b has two then, c three, b three, and a its turn"
+    for use in held["c"]:
+        assert use is not None
+        workers.ended(use)
+    assert [goes_to(workers) for _ in range(2)] == list("cc")
+
+
+def test_w40_calls_made_one_at_a_time_cycle_in_the_order_of_admission() -> None:
+    workers = roster("bac", FewestInFlight())
+
+    def call() -> str | None:
+        use = workers.next(0.0)  # no time passes: turns are told by their order, not by a clock
+        assert use is not None
+        workers.served(use)
+        return uid_of(use)
+
+    assert [call() for _ in range(7)] == list("bacbacb")
+    workers.admit("d", "worker d")
+    assert [call() for _ in range(5)] == list("dacbd"), "whoever was never picked is the one picked longest ago"
+    workers.drop("a")
+    assert [call() for _ in range(4)] == list("cbdc")
+
+
+def test_w40_answered_calls_go_back_to_their_worker() -> None:
+    """What one message answers is called again in one message, however many workers there are."""
+    workers = roster("abcdefgh", FewestInFlight())
+    flying: dict[str, list[Any]] = {uid: [] for uid in "abcdefgh"}
+    for _ in range(96):
+        use = workers.next(0.0)
+        flying[str(uid_of(use))].append(use)
+    assert {len(uses) for uses in flying.values()} == {12}
+    chance = random.Random(1)
+    for _ in range(200):
+        uid = chance.choice("abcdefgh")
+        for use in flying[uid]:
+            workers.served(use)
+        flying[uid] = [workers.next(0.0) for _ in range(12)]
+        assert {uid_of(use) for use in flying[uid]} == {uid}
+
+
+def test_w40_event_loops_of_a_pool_do_not_all_begin_with_the_same_worker() -> None:
+    strategy = FewestInFlight()
+    found = Counter()
+    for _ in range(12):  # each has one call to make
+        found[goes_to(roster("abcd", strategy))] += 1
+    assert found == dict.fromkeys("abcd", 3)
+
+
+def test_w40_few_workers_of_long_ago_are_remembered() -> None:
+    strategy = FewestInFlight()
+    lasting = roster("a", strategy)
+    for number in range(5000):
+        assert goes_to(roster("a", strategy)) == "a"
+        strategy.last_pick(f"w{number}")
+    assert len(strategy._last_picks) <= 4096
+    assert goes_to(lasting) == "a"
 
 
 # -- cooling ----------------------------------------------------------------------------------------------------------
@@ -226,15 +290,14 @@ class Member:
         self.until = 0.0
         self.failures = 0
         self.outage = 0  # uses up to this one belong to the failure that was noticed
-        self.used = 0.0
         self.gone = False
 
 
 class Naive:
     """A roster that looks at everybody each time."""
 
-    def __init__(self, least_loaded: bool) -> None:
-        self.least_loaded = least_loaded
+    def __init__(self, picks: list[str] | None) -> None:
+        self.picks = picks  # by all rosters of one strategy; None: members take turns whatever their load
         self.members: list[Member] = []
         self.uses: list[tuple[int, Member]] = []
         self._last = -1
@@ -268,8 +331,11 @@ class Naive:
         fit = [member for member in members if not member.rests]
         if not fit:
             return self.take(min(members, key=lambda member: member.until, default=None), now)
-        if self.least_loaded:
-            return self.take(min(fit, key=lambda member: (self.load(member), member.used, member.place)), now)
+        if self.picks is not None:
+            last = {uid: turn for turn, uid in enumerate(self.picks)}
+            member = min(fit, key=lambda member: (self.load(member), last.get(member.uid, -1), member.place))
+            self.picks.append(member.uid)
+            return self.take(member, now)
         member = next((member for member in fit if member.place > self._last), fit[0])
         self._last = member.place
         return self.take(member, now)
@@ -277,7 +343,6 @@ class Naive:
     def take(self, member: Member | None, now: float) -> Member | None:
         if member is not None:
             self._orders += 1
-            member.used = now
             self.uses.append((self._orders, member))
         return member
 
@@ -295,51 +360,89 @@ class Naive:
         member.rests = not member.gone
 
 
+class Walk:
+    """A roster and a naive one beside it, through the same random events."""
+
+    def __init__(self, strategy: Any, picks: list[str] | None) -> None:
+        self.real = Roster(strategy)
+        self.naive = Naive(picks)
+        self.uses: list[Any] = []
+
+    def step(self, chance: random.Random, now: float) -> None:
+        real, naive = self.real, self.naive
+        uid, what = chance.choice("abcde"), chance.random()
+        if what < 0.15:
+            self.come_or_go(uid, chance)
+        elif what < 0.55:
+            avoid = "".join(chance.sample("abcde", chance.choice((0, 0, 0, 1, 2, 4, 5))))
+            self.begun(real.next(now, avoid), naive.next(now, avoid))
+        elif what < 0.6:
+            self.begun(real.take(uid, now), naive.take(naive.find(uid), now))
+        elif self.uses:
+            self.end(chance.randrange(len(self.uses)), what, now)
+        naive.advance(now)
+        self.check(now)
+
+    def come_or_go(self, uid: str, chance: random.Random) -> None:
+        """A worker comes, or is lost or drained: its calls end later."""
+        if self.naive.find(uid) is None:
+            self.real.admit(uid, uid.upper())
+            self.naive.admit(uid)
+        elif chance.random() < 0.4:
+            self.real.drop(uid)
+            self.naive.drop(uid)
+
+    def begun(self, use: Any, member: Member | None) -> None:
+        assert uid_of(use) == (member and member.uid)
+        self.uses += [use] if use is not None else []
+
+    def end(self, nth: int, how: float, now: float) -> None:
+        use, (order, member) = self.uses.pop(nth), self.naive.uses.pop(nth)
+        if how < 0.75:
+            self.real.served(use)
+            self.naive.served(order, member)
+        elif how < 0.9:
+            self.real.failed(use, now)
+            self.naive.failed(order, member, now)
+        else:
+            self.real.ended(use)
+
+    def check(self, now: float) -> None:
+        real, members = self.real, self.naive.members
+        assert list(real) == [member.uid.upper() for member in members]
+        assert [real.cooling(member.uid, now) for member in members] == [member.rests for member in members]
+        assert len(real) == len(members)
+        assert all(member.uid in real for member in members)
+
+
 @pytest.mark.parametrize("least_loaded", [False, True])
 @pytest.mark.parametrize("seed", seeds(8, 3))
-def test_w41_a_roster_chooses_as_one_that_looks_at_everybody(seed: int, least_loaded: bool, scale: float) -> None:
+def test_w40_a_roster_chooses_as_one_that_looks_at_everybody(seed: int, least_loaded: bool, scale: float) -> None:
+    """Two rosters at a time, as two event loops of one pool have them: they share when workers were picked."""
     for walk in range(int(3 + 60 * scale)):
-        chance = random.Random(f"{seed} {walk}")
-        real, naive, now = roster(strategy=round_robin() if least_loaded else Cycle()), Naive(least_loaded), 1.0
-        uses: list[Any] = []
-        for _ in range(200):
+        chance, now = random.Random(f"{seed} {walk}"), 1.0
+        strategy, picks = (FewestInFlight(), []) if least_loaded else (Cycle(), None)
+        walks = [Walk(strategy, picks) for _ in range(2)]
+        for _ in range(300):
             now += chance.choice((0.0, 0.0, 0.001, 0.05, 0.1, 0.7, 3.0))
-            uid = chance.choice("abcde")
-            what = chance.random()
-            if what < 0.15:
-                if naive.find(uid) is None:
-                    real.admit(uid, uid.upper())
-                    naive.admit(uid)
-                elif chance.random() < 0.4:
-                    real.drop(uid)
-                    naive.drop(uid)
-            elif what < 0.55:
-                avoid = "".join(chance.sample("abcde", chance.choice((0, 0, 0, 1, 2, 4, 5))))
-                use, member = real.next(now, avoid), naive.next(now, avoid)
-                assert uid_of(use) == (member and member.uid)
-                uses += [use] if use is not None else []
-            elif what < 0.6:
-                use = real.take(uid, now)
-                assert uid_of(use) == ((found := naive.take(naive.find(uid), now)) and found.uid)
-                uses += [use] if use is not None else []
-            elif uses:
-                nth = chance.randrange(len(uses))
-                use, (order, member) = uses.pop(nth), naive.uses.pop(nth)
-                if what < 0.75:
-                    real.served(use)
-                    naive.served(order, member)
-                elif what < 0.9:
-                    real.failed(use, now)
-                    naive.failed(order, member, now)
-                else:
-                    real.ended(use)
-            naive.advance(now)
-            assert list(real) == [member.uid.upper() for member in naive.members]
-            assert [real.cooling(member.uid, now) for member in naive.members] == [
-                member.rests for member in naive.members
-            ]
-            assert len(real) == len(naive.members)
-            assert all(member.uid in real for member in naive.members)
+            chance.choice(walks).step(chance, now)
+
+
+@pytest.mark.parametrize("seed", seeds(4, 2))
+def test_w40_what_was_counted_is_forgotten_when_all_calls_have_ended(seed: int, scale: float) -> None:
+    """However calls ended and workers came and went: afterwards each gets its share, to the call."""
+    for walk in range(int(3 + 60 * scale)):
+        chance, now = random.Random(f"{seed} {walk} ended"), 1.0
+        one = Walk(FewestInFlight(), [])
+        for _ in range(300):
+            now += chance.choice((0.0, 0.001, 0.1, 3.0))
+            one.step(chance, now)
+        while one.uses:
+            one.end(chance.randrange(len(one.uses)), chance.random(), now)
+        now += 100.0  # nobody cools
+        workers = [member.uid for member in one.naive.members]
+        found = Counter(goes_to(one.real, now) for _ in range(10 * len(workers)))
+        assert found == dict.fromkeys(workers, 10)
 
 
 # -- balancers --------------------------------------------------------------------------------------------------------
@@ -362,29 +465,29 @@ def test_w40_shipped_balancers_are_what_a_pool_takes(balancer: Any) -> None:
     assert sorted(ordered(balancer, views("abc"))) == list("abc"), "each worker once"
     for report in ("accepted", "transient", "evicted"):
         balancer.report(view("a"), report)
-    assert balancer.strategy.picker() is not balancer.strategy.picker(), "each pool has its own turn"
+    assert balancer.strategy.picker() is not balancer.strategy.picker(), "each event loop has its own"
 
 
-def test_w40_the_order_begins_with_the_one_whose_turn_it_is() -> None:
+def test_w40c_the_order_begins_with_the_one_whose_turn_it_is() -> None:
     balancer, workers = RoundRobinLoadBalancer(), views("abc")
     assert [first(balancer, workers) for _ in range(5)] == list("abcab")
     assert ordered(balancer, workers) == "cab", "all of them, if all before refuse"
     assert first(balancer, workers) == "c", "who refused is asked again in its turn"
 
 
-def test_w40_the_order_does_not_look_at_the_load() -> None:
+def test_w40c_the_order_does_not_look_at_the_load() -> None:
     balancer = RoundRobinLoadBalancer()
     assert [first(balancer, [view("a", 99), view("b", 0)]) for _ in range(4)] == list("abab")
 
 
-def test_w40_one_balancer_serves_several_pools() -> None:
+def test_w40c_one_balancer_serves_several_pools() -> None:
     balancer, one, other = RoundRobinLoadBalancer(), views("abc"), views("xy")
     turns = [(first(balancer, one), first(balancer, other)) for _ in range(6)]
     assert [mine for mine, _ in turns] == list("abcabc")
     assert [theirs for _, theirs in turns] == list("xyxyxy")
 
 
-def test_w40_two_calls_at_once_ask_each_worker_once() -> None:
+def test_w40c_two_calls_at_once_ask_each_worker_once() -> None:
     balancer, workers = RoundRobinLoadBalancer(), views("abcd")
     orders = [iter(balancer.order(None, workers)) for _ in range(3)]
     asked: list[list[str]] = [[], [], []]
@@ -396,14 +499,14 @@ def test_w40_two_calls_at_once_ask_each_worker_once() -> None:
     assert all(next(order, None) is None for order in orders)
 
 
-def test_w40_the_views_of_this_very_call_are_given_back() -> None:
+def test_w40c_the_views_of_this_very_call_are_given_back() -> None:
     balancer = RoundRobinLoadBalancer()
     for in_flight in range(3):
         workers = [view("a", in_flight), view("b", in_flight)]
         assert {id(worker) for worker in balancer.order(None, workers)} == {id(worker) for worker in workers}
 
 
-def test_w40_the_order_is_that_of_admission_also_when_a_worker_came_back() -> None:
+def test_w40c_the_order_is_that_of_admission_also_when_a_worker_came_back() -> None:
     """It left and was admitted again: now it is last."""
     balancer = RoundRobinLoadBalancer()
     assert ordered(balancer, views("abc")) == "abc"
@@ -411,7 +514,7 @@ def test_w40_the_order_is_that_of_admission_also_when_a_worker_came_back() -> No
     assert ordered(balancer, views("acb")) in ("acb", "cba", "bac")
 
 
-def test_w40_a_balancer_remembers_no_end_of_pools() -> None:
+def test_w40c_a_balancer_remembers_no_end_of_pools() -> None:
     balancer = RoundRobinLoadBalancer()
     for number in range(500):
         workers = [view(f"w{number}"), view(f"w{number + 1}")]

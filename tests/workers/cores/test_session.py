@@ -420,6 +420,49 @@ def test_w52_what_is_ready_leaves_as_one_message() -> None:
     assert worker.take() is None
 
 
+def test_w52_the_last_message_is_answered_by_its_own_calls() -> None:
+    """An answer to an older one does not count: two that are under way would follow each other for ever."""
+    client, worker = opened()
+    for tasks in ((1, 2), (3, 4)):
+        for task in tasks:
+            client.submit(call(task=task))
+        told(client, worker)
+
+    def answers_last(*numbers: int, **more: Any) -> bool:
+        return client.answers_last(ToClient(results=[Result(number=number) for number in numbers], **more))
+
+    assert not answers_last(1, 2)
+    assert answers_last(4)
+    assert answers_last(2, 3)
+    assert answers_last(refusals=[Refusal(number=3)])
+    assert answers_last(yields=[Yield(number=3)])
+    assert not answers_last(pulse=Pulse(), started=[3])
+    client.cancel(client.sent[3])
+    told(client, worker)
+    assert not answers_last(1), "a message without calls changes nothing"
+    client.submit(call(task=5))
+    assert not answers_last(1), "nor does one that was not sent yet"
+    told(client, worker)
+    assert not answers_last(3, 4)
+    assert answers_last(5)
+
+
+def test_w52_a_message_with_steps_is_answered_by_anything() -> None:
+    """Which steps are answered, and when, is the generators' affair."""
+    client, worker = opened()
+    stream = call(form=COUNTS, task=1)
+    client.submit(stream)
+    told(client, worker)
+    client.submit(call(task=2))
+    told(client, worker)
+    client.step(stream, "next", count=1)
+    assert client.has_frames
+    told(client, worker)
+    assert not client.has_frames
+    assert client.answers_last(ToClient(yields=[Yield(number=1)]))
+    assert not client.answers_last(ToClient(pulse=Pulse()))
+
+
 @pytest.mark.usefixtures("small")
 def test_w52_a_message_ends_when_it_is_long_enough() -> None:
     client, worker = opened()

@@ -9,10 +9,12 @@ submitted before the stream is open: they wait in the session's outbox, and go e
 them, whatever Python does). It is *blocked* when it lives and its task loop has no turn: it says so itself (`Pulse`),
 or says nothing for a while although it has calls, because a routine holds the interpreter's lock.
 
-**Pace.** A message costs a hundred times what a call in it does. With several workers the answers of one set off calls
-to all, so messages would split again and again, down to one call each (measured: 1.9 calls a message and a fifth of the
-rate, at 100 callers on two workers). So after a message the next one waits until something came back, or for two
-milliseconds. The first call to a worker that owes nothing never waits.
+**Pace.** A message costs a hundred times what a call in it does. Calls that come one after the other while the worker
+has a message would each travel alone, and so would their answers. So after a message the next one waits until a call of
+that message is answered, or for two milliseconds. An answer to an older message does not count: two messages that are
+under way at a time would follow each other forever, and no two would become one again (measured with 100 callers that
+pause at random, on eight workers: 5.7 calls a message instead of 6.6, and 1.15 times the CPU time). The first call to a
+worker that owes nothing never waits.
 
 **Timeouts** are the worker's to keep. If it does not, the caller is told `CONFIRMATION` seconds later at the most. When
 a call has begun, and so when its timeout is over, the worker's server says with each pulse: so a call that stands in
@@ -53,7 +55,7 @@ SILENT = 1.75
 LINGER = 0.01
 """Seconds for gRPC's last events to find their loop: one that finds it closed is a traceback on stderr."""
 PACE = 0.002
-"""Seconds that small calls wait for others to share a message with, unless something comes from the worker before."""
+"""Seconds that small calls wait for others to share a message with, unless the last message is answered before."""
 _LOOK = 0.5
 _LATE = 0.3  # a look so much too late means that this loop was held
 _EXPIRY = 2.0  # what is known of a worker without calls is old after so long
@@ -133,7 +135,8 @@ class Connection:
         self._ending = ""  # why it is being ended
         self._lent = LentAnswers(self.session, self._lent_read)
         self._write_failed = False
-        self._pace: asyncio.TimerHandle | None = None  # a message was sent a moment ago, and nothing came since
+        self._paced_until = 0.0  # by the loop's time; 0: the last message is answered
+        self._pace: asyncio.TimerHandle | None = None  # there are frames that wait until then
 
     @property
     def in_flight(self) -> int:
@@ -347,9 +350,9 @@ class Connection:
                     self._lent.arrived(answer)
                     continue
                 tell(call, answer)
-            if self._pace is not None:
-                self._go_on()
-            elif session.bulk.has_work:
+            if self._paced_until and session.answers_last(message):
+                self._end_pace()
+            if session.bulk.has_work:
                 self._rouse()
             if session.reservations.granted or session.reservations.closed != self.reserved:
                 self._take_reservations()
@@ -396,16 +399,16 @@ class Connection:
             while True:
                 if session.bulk.loans.waiting or session.bulk.loans.released or session.bulk.loans.recalled:
                     shared_memory.lend(session.bulk, self._rouse)
-                message = None if self._pace is not None and session.can_wait else session.take()
+                message = None if self._paced_until and self._is_paced() else session.take()
                 if message is None:
                     self._idle = self._loop.create_future()
                     await self._idle
                     if session.state == "over":
                         return
                 else:
+                    if message.calls or message.steps:
+                        self._paced_until = self._loop.time() + PACE
                     await stream.write(message.SerializeToString())
-                    if session.sent and self._pace is None:
-                        self._pace = self._loop.call_later(PACE, self._go_on)
                     if self._was_full and max(session.outbox, session.apart) < OUTBOX // 2:
                         self._was_full = False
                         self._tell(self, "room", "")
@@ -429,11 +432,24 @@ class Connection:
             self.session.leave()
             self._rouse()
 
-    def _go_on(self) -> None:
-        pace, self._pace = self._pace, None
+    def _is_paced(self) -> bool:
+        """True if what there is to send waits for others to share a message with.
+
+        Mostly there is nothing, and no timer is made. One that is due already is made all the same: answers that have
+        arrived are read before it fires, and on a busy machine that keeps messages whole.
+        """
+        session = self.session
+        if not session.can_wait:
+            return False
+        if self._pace is None and session.has_frames:
+            self._pace = self._loop.call_at(self._paced_until, self._end_pace)
+        return True
+
+    def _end_pace(self) -> None:
+        pace, self._pace, self._paced_until = self._pace, None, 0.0
         if pace is not None:
             pace.cancel()
-        self._rouse()
+            self._rouse()
 
     def _rouse(self) -> None:
         idle, self._idle = self._idle, None

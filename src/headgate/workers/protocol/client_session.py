@@ -82,6 +82,7 @@ class ClientSession:
         self._departing: set[int] = set()  # calls with a step whose value is being sent
         self._late: list[int] = []  # cancels that must follow such a step
         self._last_number = 0
+        self._newest = 0  # the first call of the last message with calls or steps; 0: it had steps
         self._cancels: list[
             tuple[int, int]
         ] = []  # each with the number of steps to be sent before it, counted from the start of the session
@@ -117,6 +118,11 @@ class ClientSession:
     def can_wait(self) -> bool:
         """Is there nothing to send but a few small frames, which may wait for others to share a message with?"""
         return not self._urgent and len(self._ready) + len(self._steps) < CROWD and self.outbox < INLINE
+
+    @property
+    def has_frames(self) -> bool:
+        """Is there a small call or step to send?"""
+        return bool(self._ready or self._steps)
 
     @property
     def waiting(self) -> int:
@@ -323,8 +329,10 @@ class ClientSession:
             self._abandoned.clear()
         if limited:
             size = message.ByteSize()
+        if ready:
+            self._newest = self._last_number + 1
         if self._steps:
-            count = 0
+            count, self._newest = 0, 0
             while count < len(self._steps) and size < most:
                 message.steps.append(self._steps[count])
                 size += len(self._steps[count].payload) + len(self._steps[count].context) + FRAME
@@ -391,6 +399,15 @@ class ClientSession:
             else:
                 self._ends(refusal.number)
         return answers
+
+    def answers_last(self, message: ToClient) -> bool:
+        """Does it answer a call of the last message with calls? If that had steps too, any answer does."""
+        newest = self._newest
+        for answers in (message.results, message.yields, message.refusals):
+            for answer in answers:
+                if answer.number >= newest:
+                    return True
+        return False
 
     def broken(self) -> list[Answer]:
         """End the session because its stream is gone: every open call gets its answer now, and none will come later."""
