@@ -196,6 +196,18 @@ async def leaves(count: int) -> tuple[int, list[int]]:
 
 
 @routine
+async def leaves_in_turn(count: int) -> list[int]:
+    """The pids of nested calls, made one at a time."""
+    return [await pid() for _ in range(count)]
+
+
+@routine
+async def branch(count: int) -> list[int]:
+    """The pids of nested calls of a nested call."""
+    return await leaves_in_turn(count)
+
+
+@routine
 async def known_peers() -> list[str]:
     """The uids of the workers that the routines of this one may call."""
     return [peer.uid for peer in CALLER.get().pool.introduction.peers]

@@ -118,6 +118,15 @@ def test_w40_the_worker_with_the_fewest_calls_is_next(log: str, balancer: LeastL
     run(main)
 
 
+def test_w40_nested_calls_go_round_although_their_caller_is_in_flight() -> None:
+    async def main() -> None:
+        async with WorkerPool(spawn=2):
+            for _ in range(4):  # in some of them the middle call is on the worker that makes it
+                assert set(Counter(await jobs.branch(4)).values()) == {2}
+
+    run(main)
+
+
 def test_w40_a_generator_counts_from_its_first_step_to_its_end(shared: Shared) -> None:
     async def main() -> None:
         stream = stream_jobs.walks(1)

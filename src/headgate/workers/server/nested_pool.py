@@ -64,11 +64,11 @@ class NestedPool:
 
     def _dispatcher(self) -> Dispatcher:
         if self._made is None:
-            from headgate.workers.client.balancing import LeastLoadedLoadBalancer
+            from headgate.workers.client.balancing import RoundRobinLoadBalancer
             from headgate.workers.client.dispatcher import Dispatcher
 
             self._made = Dispatcher(
-                LeastLoadedLoadBalancer(),
+                RoundRobinLoadBalancer(),  # most calls in flight here wait for the very calls that they make
                 pool=self._pool,
                 max_payload=self.max_payload,
                 here=self._service.uid,
