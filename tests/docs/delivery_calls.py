@@ -417,8 +417,8 @@ async def stream_is_lost(lab: Lab) -> None:
         if options:
             await until(lambda path=path: "waits" in ended(path))  # it has made the third, ahead of its reader
             beside = lab.file()
-            while begun(path)[0] not in begun(beside):
-                await routine(jobs.returns)(beside)  # and sent it: answers of one worker come in their order
+            while begun(path)[0] not in begun(beside):  # and sent it: answers of one worker come in their order
+                await asyncio.gather(*(routine(jobs.returns)(beside) for _ in range(2 * len(pids(pool)))))
         kill(begun(path)[0])
         await until(lambda path=path, pool=pool: begun(path)[0] not in pids(pool))
         if options:
