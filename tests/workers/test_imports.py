@@ -8,6 +8,7 @@ import os
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -119,6 +120,15 @@ def never_blocked() -> Iterator[None]:
 @routine
 def number_of(value: Any) -> int:
     return 41 + int(value.number)
+
+
+@routine
+async def begun_at(value: Any) -> float:
+    """When this call began. Holds the loop for a moment."""
+    began = time.monotonic()
+    while time.monotonic() < began + 0.02:
+        pass
+    return began
 
 
 @routine
@@ -529,6 +539,24 @@ def test_w34a_a_pool_ends_while_a_module_is_imported(
     [worker] = run(main)
     assert not alive(worker)
     assert said(capfd) == []
+
+
+def test_w34a_calls_that_waited_for_an_import_are_answered_while_others_run(planted: Planted) -> None:
+    module = planted.module("time.sleep(0.2)")
+
+    async def main() -> None:
+        heard: list[float] = []
+
+        async def one() -> float:
+            began = await begun_at(module.Value(1))
+            heard.append(time.monotonic())
+            return began
+
+        async with one_worker():
+            begun = await asyncio.gather(*(one() for _ in range(60)))
+        assert heard[0] < max(begun), "the first answer came when the last call had begun"
+
+    run(main)
 
 
 def test_w34a_a_draining_worker_waits_for_an_import(planted: Planted) -> None:

@@ -3,6 +3,9 @@
 One module is imported at a time, in the order in which calls asked. (Python breaks the deadlock between two threads
 whose imports wait for each other by showing one of them a half-initialized module.) Calls that need the same module
 wait for the same import. A call that is cancelled stops waiting, and the import continues.
+
+The calls that waited resume one in each turn of the loop. If all of them resumed in one turn, the first would be
+answered when the last has run.
 """
 
 from __future__ import annotations
@@ -42,24 +45,25 @@ class Imports:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._pending: dict[str, asyncio.Future[FailedImport | None]] = {}
+        self._waiting: dict[str, deque[asyncio.Future[FailedImport | None]]] = {}  # by the module they wait for
         self._queue: deque[str] = deque()
 
     @property
     def active(self) -> bool:
         """True while a module is being imported. Thread-safe."""
-        return bool(self._pending)
+        return bool(self._waiting)
 
     async def wait(self, module: str) -> FailedImport | None:
         """Import a module, or wait for the import that is under way. Returns what the import raised, or None."""
-        future = self._pending.get(module)
-        if future is None:
-            future = self._pending[module] = self._loop.create_future()
+        future: asyncio.Future[FailedImport | None] = self._loop.create_future()
+        waiting = self._waiting.get(module)
+        if waiting is None:
+            waiting = self._waiting[module] = deque()
             self._queue.append(module)
-            if len(self._pending) == 1:
+            if len(self._waiting) == 1:
                 self._start_next()
-        await asyncio.wait((future,))  # cancelling the caller must not cancel the future, which others share
-        return future.result()
+        waiting.append(future)
+        return await future
 
     def _start_next(self) -> None:
         module = self._queue.popleft()
@@ -92,7 +96,15 @@ class Imports:
             self._start_next()
         else:
             stack_dumps.dump_later(importing=False)  # before `active` is False: as long as it is, the watchdog checks
-        self._pending.pop(module).set_result(failed)
+        self._resume(self._waiting.pop(module), failed)
+
+    def _resume(self, waiting: deque[asyncio.Future[FailedImport | None]], failed: FailedImport | None) -> None:
+        while waiting:
+            future = waiting.popleft()
+            if not future.done():  # else its call was cancelled
+                future.set_result(failed)
+                self._loop.call_soon(self._resume, waiting, failed)
+                return
 
 
 def _import(module: str) -> None:
