@@ -205,11 +205,13 @@ def test_w67_w63_a_worker_at_a_listed_address_that_was_killed_is_counted_once_fo
 
                 context = contextvars.copy_context()
                 other = asyncio.create_task(asyncio.to_thread(context.run, asyncio.run, elsewhere()))
-                assert await asyncio.to_thread(called.wait, PATIENCE)
-                assert seen() == {"expected": 1, "ready": 1, "lost": 0, "losses": 0}
-                os.kill(there.process.pid, signal.SIGKILL)
-                await polled(lambda: seen() == {"expected": 1, "ready": 0, "lost": 1, "losses": 1})
-                over.set()
+                try:
+                    assert await asyncio.to_thread(called.wait, PATIENCE)
+                    assert seen() == {"expected": 1, "ready": 1, "lost": 0, "losses": 0}
+                    os.kill(there.process.pid, signal.SIGKILL)
+                    await polled(lambda: seen() == {"expected": 1, "ready": 0, "lost": 1, "losses": 1})
+                finally:
+                    over.set()
                 await other
                 assert seen()["losses"] == 1
 
