@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import dataclasses
+import json
 import os
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -117,6 +119,61 @@ async def shapes(record: Any) -> Any:
 
 async def big(record: Any) -> Any:
     return "x" * 100_000
+
+
+async def long(record: Any) -> Any:
+    """Leaves a line for each call, as `noted` does, and returns about 1 kB."""
+    with open(os.environ["CALLS"], "a", encoding="utf-8") as file:  # noqa: ASYNC230 - a line, before anything else
+        file.write(f"{record['id']}\n")
+    if record["id"] % 50 == 49:
+        raise ValueError("no" * 100)
+    await asyncio.sleep(0.001 * (record["id"] * 7 % 5))
+    return {"id": record["id"], "text": "x" * (500 + record["id"] * 7 % 1000)}
+
+
+async def slow_and_long(record: Any) -> Any:
+    """The first call ends last, so that all others wait for its turn."""
+    while record["id"] == 0 and not (Path(os.environ["FOLDER"]) / "go").exists():  # noqa: ASYNC110 - another process
+        await asyncio.sleep(0.01)
+    return await long(record)
+
+
+async def first_is_huge(record: Any) -> Any:
+    """The first result is of 200 kB; the others are short, and wait for a file."""
+    with open(os.environ["CALLS"], "a", encoding="utf-8") as file:  # noqa: ASYNC230 - a line, before anything else
+        file.write(f"{record['id']}\n")
+    while record["id"] and not (Path(os.environ["FOLDER"]) / "go").exists():  # noqa: ASYNC110 - another process
+        await asyncio.sleep(0.01)
+    return {"id": record["id"], "text": "x" * (1 if record["id"] else 200_000)}
+
+
+async def keeps_a_copy(record: Any) -> Any:
+    """Each result is written in a group of its own, 4 and 5 before the turn of 3; then the files are copied, once."""
+    folder, number = Path(os.environ["FOLDER"]), record["id"]
+    if not (folder / "killed").exists():
+        other = {3: 5, 6: 3}.get(number)
+        while _is_unwritten(folder) or (other and other not in calls):  # noqa: ASYNC110 - files tell
+            await asyncio.sleep(0.005)
+        if number == 6:
+            _copy(folder)
+    calls.append(number)
+    if number == 2:
+        raise ValueError("two")
+    return {"id": number}
+
+
+def _is_unwritten(folder: Path) -> bool:
+    """Whether a call of this run has ended and is not written."""
+    entries = [json.loads(line[9:]) for line in (folder / "out.jsonl.headgate").read_bytes().splitlines()]
+    state = [entry for entry in entries if entry["kind"] == "state"][-1]
+    early = [entry for entry in entries if entry["kind"] == "early" and entry["index"] >= state["main"]["low"][0]]
+    return bool(state["results"] + state["failures"] + len(early) < len(calls))
+
+
+def _copy(folder: Path) -> None:
+    (folder / "killed").mkdir()
+    for path in folder.glob("out.jsonl*"):
+        shutil.copy2(path, folder / "killed")
 
 
 def tells_itself(key: Any, record: Any) -> Any:

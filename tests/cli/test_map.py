@@ -347,6 +347,18 @@ def test_c11_with_ids_a_changed_input_goes_on_by_its_ids(tmp_path: Path) -> None
     assert [line["id"] for line in lines(tmp_path / "out.jsonl")] == [0, 1, 2, 3, 9, 5, 7]
 
 
+def test_c11_a_run_over_a_changed_input_that_was_stopped_goes_on_by_its_ids(tmp_path: Path) -> None:
+    """What the first input had is done in the third command too, and is no second record with that id."""
+    source = numbered(tmp_path / "in.jsonl", 4)
+    assert mapped(tmp_path, "same", "--id", "id").returncode == 0
+    source.write_text("".join(f'{{"id": {number}}}\n' for number in (9, 2, 5, 0, 7, 9)), "utf-8")
+    assert mapped(tmp_path, "same", "--id", "id", "--limit", "1").returncode == 0
+    assert mapped(tmp_path, "same", "--id", "id").returncode == 1
+    assert [line["id"] for line in lines(tmp_path / "out.jsonl")] == [0, 1, 2, 3, 9, 5, 7]
+    failures = lines(tmp_path / "out.jsonl.failed.jsonl")
+    assert [one["message"] for one in failures] == ["its id 9 is that of line 1 too"]
+
+
 def test_c11_a_changed_function_is_named(tmp_path: Path) -> None:
     job = tmp_path / "changing_job.py"
     job.write_text("PROMPT = 'a'\ndef f(record): return PROMPT\n", "utf-8")
@@ -391,15 +403,29 @@ def test_c11_an_output_that_somebody_cut_is_named(tmp_path: Path) -> None:
     assert "it was changed by somebody else" in ended.stderr
 
 
-def test_c11_what_was_written_and_not_remembered_is_cut_off(tmp_path: Path) -> None:
-    """As after a kill between the two writes; and a torn line at the end of the journal does not matter."""
+def test_c11_a_group_that_a_kill_tore_is_cut_off(tmp_path: Path) -> None:
+    """The journal says what is about to be written; a torn line at its end does not matter."""
+    numbered(tmp_path / "in.jsonl", 4)
+    assert mapped(tmp_path, "same", "--limit", "3").returncode == 0
+    journal = tmp_path / "out.jsonl.headgate"
+    *kept, synced = journal.read_bytes().splitlines(keepends=True)
+    assert b'"kind":"synced"' in synced
+    journal.write_bytes(b"".join(kept) + b'0000000f {"kind":"state"')
+    os.truncate(tmp_path / "out.jsonl", 15)
+    assert mapped(tmp_path, "same").returncode == 0
+    assert [line["id"] for line in lines(tmp_path / "out.jsonl")] == list(range(4))
+
+
+def test_c15_what_somebody_else_wrote_to_the_output_is_not_cut_off(tmp_path: Path) -> None:
     numbered(tmp_path / "in.jsonl", 4)
     assert mapped(tmp_path, "same", "--limit", "3").returncode == 0
     with (tmp_path / "out.jsonl").open("a") as file:
-        file.write('{"id": 3}\n{"id"')
-    with (tmp_path / "out.jsonl.headgate").open("a") as file:
-        file.write('0000000f {"kind":"state"')
-    assert mapped(tmp_path, "same").returncode == 0
+        file.write('{"id": "mine"}\n')
+    ended = mapped(tmp_path, "same")
+    assert ended.returncode == 2
+    assert "out.jsonl has 45 bytes, and its journal knows of 30: out.jsonl.headgate was cut" in ended.stderr
+    assert len(lines(tmp_path / "out.jsonl")) == 4
+    assert mapped(tmp_path, "same", "--continue").returncode == 0
     assert [line["id"] for line in lines(tmp_path / "out.jsonl")] == list(range(4))
 
 

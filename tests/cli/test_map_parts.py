@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 from hypothesis import example, given, settings
@@ -20,15 +21,19 @@ from headgate.cli.batch.journal import (
     START,
     About,
     Early,
-    Journal,
     Place,
+    Reached,
+    Recovered,
+    Sizes,
     Span,
     State,
     about_line,
     early_line,
     ranges,
     read,
+    recover,
     state_line,
+    synced_line,
 )
 from headgate.cli.batch.meter import Durations, Rate, duration
 from headgate.cli.batch.screen import Progress, show, summary
@@ -47,21 +52,34 @@ def items(first: int, end: int) -> list[Item]:
     return [Item(number + 1, place(number), place(number + 1), {"id": number}, None) for number in range(first, end)]
 
 
+def recovered(lines: list[bytes], out: bytes, *, boot: str | None = "b", changed: float = 0.0) -> Recovered:
+    """How a run goes on with this journal and these results."""
+    found = read(lines)
+    assert found is not None
+
+    def sums(start: Sizes, end: Sizes) -> Sizes:
+        return crc32(out[start[0] : end[0]]), 0, 0
+
+    return recover(found.reached, ["out", "failed", "ids"], (len(out), 0, 0), sums, boot=boot, changed=changed)
+
+
 class Run:
-    """A run over numbers, with files that are lists, and a journal of lines."""
+    """A run over numbers, with files that are bytes, and a journal of lines."""
 
     def __init__(self, count: int) -> None:
         self.count = count
         self.out = b""
-        self.lines = [about_line(ABOUT), state_line(State(), 0, boot="b", synced=True)]
+        self.lines = [about_line(ABOUT), state_line(State(), 0, boot="b", at=0.0)]
 
     def go(self, chance: random.Random, *, ordered: bool, steps: int) -> bool:
         """Go on for some steps, and stop as a killed process does. True: all is done."""
-        journal = read(self.lines, "b")
-        assert journal is not None
+        found, how = read(self.lines), recovered(self.lines, self.out)
+        assert found is not None
+        assert how.problem is None, how
+        journal = found.journal(how.state)
         state = journal.state
         self.out = self.out[: state.out]
-        self.lines = [about_line(ABOUT), state_line(state, 0, boot="b", synced=True)]
+        self.lines = [about_line(ABOUT), state_line(state, 0, boot="b", at=0.0)]
         self.lines += [early_line(one) for one in journal.early.values()]
         book = Book(state, encoder_of("jsonl"), ordered=ordered, window=7, early=journal.early.values())
         first, number, flying = state.main.low[0], 0, []
@@ -75,25 +93,38 @@ class Run:
                 if (item := book.take()) is not None:
                     flying.append(item)
                 elif first == self.count and not flying and book.needs_more:
-                    number = self._write(book, number)
+                    self._write_what_fits(book, number, 60)
                     return True
             elif move < 0.9 and flying:
                 item = flying.pop(chance.randrange(len(flying)))
                 book.succeeded(item, item.record["id"], 0.1)
-            elif move >= 0.9:
+            elif 0.9 <= move < 0.97:
                 number = self._write(book, number)
-        self.out += b"torn"
+            elif move >= 0.97:
+                number = self._write_what_fits(book, number, chance.choice((1, 3, 60)))
+        if book.pending:
+            self._write(book, number, chance.random())
         return False
 
-    def _write(self, book: Book, number: int) -> int:
+    def _write(self, book: Book, number: int, share: float = 1.0) -> int:
+        """Write what is pending. With a share below 1 the process is killed meanwhile."""
         if book.pending:
-            state = book.state()
-            self.out += b"".join(book.pending.out)
-            assert len(self.out) == state.out
-            self.lines += [early_line(one) for one in book.early(book.pending.early)]
-            self.lines.append(state_line(state, number + 1, boot="b", synced=False))
-            book.written(state)
+            group = book.group()
+            lines = [early_line(one) for one in group.early]
+            lines.append(state_line(group.state, number + 1, (crc32(group.out), 0, 0), boot="b", at=0.0))
+            self.lines += lines
+            self.out += group.out if share == 1 else group.out[: int(share * len(group.out))]
+            assert share < 1 or len(self.out) == group.state.out
+            book.written(group)
         return number + 1
+
+    def _write_what_fits(self, book: Book, number: int, room: int) -> int:
+        """Write as much as a disk has room for that is nearly full."""
+        for early in (False, True):
+            book.take_back()
+            if book.offer(room, early=early):
+                number = self._write(book, number)
+        return number
 
 
 @example(seed=60, orders=[True, False])  # what was early is written by a run that does not care for the order
@@ -119,9 +150,9 @@ def test_c11_c12_what_is_early_is_not_done_again() -> None:
     assert first is not None and second is not None and third is not None  # noqa: PT018
     book.succeeded(third, "c", 0.1)
     book.failed(second, ValueError("no"), 0.1)
-    state, early = book.state(), book.early(book.pending.early)
-    assert (state.main.low, state.out) == (START, 0)
-    again = Book(state, encoder_of("jsonl"), early=early)
+    group = book.group()
+    assert (group.state.main.low, group.state.out) == (START, 0)
+    again = Book(group.state, encoder_of("jsonl"), early=group.early)
     again.add(items(0, 5))
     taken = [item.index for item in iter(again.take, None)]
     assert taken == [0, 3, 4]
@@ -140,17 +171,21 @@ def test_c12_a_window_bounds_what_is_begun_behind_a_slow_record() -> None:
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-def test_c13_what_was_read_is_not_done_before_it_is_finished(ordered: bool) -> None:
+def test_c13_c15_what_was_read_is_not_done_before_it_is_finished_and_written(ordered: bool) -> None:
     book = Book(State(), encoder_of("jsonl"), ordered=ordered)
     book.add(items(0, 10))
     taken = list(iter(book.take, None))
     assert (book.done, book.finished_share) == ((0, 0), 0.0)
     book.succeeded(taken[3], 3, 0.1)
     book.failed(taken[4], ValueError("no"), 0.1)
-    assert (book.done, book.finished_share) == ((1, 1), 0.2)
+    assert (book.done, book.unwritten_count, book.finished_share) == ((0, 0), 2, 0.2)
+    book.written(book.group())
+    assert (book.done, book.unwritten_count) == ((1, 1), 0)
     for item in (*taken[:3], *taken[5:]):
         book.succeeded(item, 0, 0.1)
-    assert (book.done, book.finished_share) == ((9, 1), 1.0)
+    assert (book.done, book.unwritten_count, book.finished_share) == ((1, 1), 8, 1.0)
+    book.written(book.group())
+    assert book.done == (9, 1)
 
 
 def test_c12_the_state_is_small_behind_a_record_that_never_ends() -> None:
@@ -162,44 +197,113 @@ def test_c12_the_state_is_small_behind_a_record_that_never_ends() -> None:
         book.succeeded(item, 1, 0.1)
     state = book.state()
     assert (state.main.low, state.main.seen, state.main.open) == (START, place(5000), ((0, 1),))
-    assert len(state_line(state, 1, boot=None, synced=False)) < 400
+    assert len(state_line(state, 1, boot=None, at=0.0)) < 400
+
+
+def journal_of(*outs: bytes, boot: str | None = "b", synced: int | None = None) -> list[bytes]:
+    """A journal of groups that were written one after the other, a second each."""
+    size, lines = 0, [about_line(ABOUT), state_line(State(), 0, boot=boot, at=0.0)]
+    for number, out in enumerate(outs, 1):
+        size += len(out)
+        lines.append(state_line(State(out=size), number, (crc32(out), 0, 0), boot=boot, at=float(number)))
+    return lines if synced is None else [*lines, synced_line(synced)]
 
 
 def test_c11_a_journal_is_read_up_to_its_first_torn_line() -> None:
     first, second = State(out=1), State(out=2, main=Span(place(2), place(3), ((2, 3),)), columns=("a",))
     lines = [
         about_line(ABOUT),
-        state_line(first, 1, boot="b", synced=True),
-        state_line(second, 2, boot="b", synced=False),
+        state_line(first, 1, boot="b", at=0.0),
+        state_line(second, 2, (5, 6, 7), boot="b", at=1.0),
     ]
-    assert read(lines, "b") == Journal(ABOUT, second)
-    assert read([*lines, lines[1][:-1]], "b") == Journal(ABOUT, second)
-    torn = lines[2].replace(b'"out":2', b'"out":3')
-    assert read([*lines[:2], torn, lines[2]], "b") == Journal(ABOUT, first)
-    assert read([torn], "b") is None
-    assert read([], "b") is None
+    whole = [Reached(first, (0, 0, 0), "b", 0.0), Reached(second, (5, 6, 7), "b", 1.0)]
+    for torn in ([], [lines[1][:-1]], [synced_line(2)[:-1]]):
+        found = read([*lines, *torn])
+        assert found is not None
+        assert (found.about, found.reached) == (ABOUT, whole)
+    damaged = lines[2].replace(b'"out":2', b'"out":3')
+    found = read([*lines[:2], damaged, lines[2]])
+    assert found is not None
+    assert found.reached == whole[:1]
+    assert read([damaged]) is None
+    assert read([lines[0]]) is None, "it is written together with the first state"
+    assert read([]) is None
 
 
-def test_c11_after_a_reboot_only_what_was_synced_counts() -> None:
-    first, second = State(out=1), State(out=2)
-    lines = [
-        about_line(ABOUT),
-        state_line(first, 1, boot="b", synced=True),
-        state_line(second, 2, boot="b", synced=False),
-    ]
-    for boot, state in (("b", second), ("c", first), (None, first)):
-        assert read(lines, boot) == Journal(ABOUT, state)
-    late = state_line(first, 1, boot="b", synced=True)  # the disk is told of later than of newer states
-    assert read([*lines, late], "b") == Journal(ABOUT, second)
+def test_c11_after_a_kill_a_state_counts_if_its_results_are_there() -> None:
+    lines = journal_of(b"a\n", b"bb\n", b"ccc\n")
+    for out, size in ((b"a\nbb\nccc\n", 9), (b"a\nbb\nccc", 5), (b"a\nbb\n", 5)):
+        assert recovered(lines, out) == Recovered(State(out=size))
+    for out in (b"a\nbb", b"", b"a\nbb\nccd\n", b"a\nbc\nccc\n"):
+        how = recovered(lines, out)
+        assert how.problem is not None
+        assert how.is_hopeless, "nothing that a kill does"
+
+
+@pytest.mark.parametrize("boot", ["another", None])
+def test_c11_after_a_power_cut_what_verifies_counts(boot: str | None) -> None:
+    lines = journal_of(b"a\n", b"bb\n", b"ccc\n", synced=1)
+    for out, size in ((b"a\nbb\nccc\n", 9), (b"a\nbb\n\0\0\0\0", 5), (b"a\n\0\0\0ccc\n", 2), (b"a\nb", 2)):
+        assert recovered(lines, out, boot=boot) == Recovered(State(out=size))
+    how = recovered(lines, b"\n", boot=boot)
+    assert how.problem is not None
+    assert how.is_hopeless, "it was synced"
+
+
+def test_c15_results_that_the_journal_does_not_know_are_a_problem() -> None:
+    lines, out = journal_of(b"a\n", b"bb\n", b"ccc\n", synced=1), b"a\nbb\nccc\n"
+    for cut in range(3, 5):  # behind the first and the second group
+        how = recovered(lines[:cut], out)
+        assert how.problem is not None
+        assert "out has 9 bytes, and its journal knows of" in how.problem
+        assert not how.is_hopeless
+    cut_long_ago = recovered(lines[:3], out, boot="another", changed=100.0)
+    assert cut_long_ago.problem is not None
+    power_cut = recovered(lines[:3], out, boot="another", changed=5.0)
+    assert power_cut.problem is None
+    assert power_cut.note is not None
+    assert (power_cut.state, power_cut.note.endswith("the records of the rest run again")) == (State(out=2), True)
+
+
+def test_c15_a_journal_cut_at_any_byte_is_a_problem_if_the_output_has_more() -> None:
+    lines, out = journal_of(b"a\n", b"bb\n", b"ccc\n", synced=3), b"a\nbb\nccc\n"
+    data = b"".join(lines)
+    for size in range(len(data)):
+        cut = data[:size].splitlines(keepends=True)
+        if data[:size].count(b"\n") < 2:
+            assert read(cut) is None, size
+        elif size < len(data) - len(lines[-1]):
+            assert recovered(cut, out).problem is not None, size
+        else:  # only the line is torn that says that the disk has all
+            assert recovered(cut, out) == Recovered(State(out=9)), size
+
+
+def test_c15_what_has_no_room_is_kept_as_early_result_or_offered_again() -> None:
+    book = Book(State(), encoder_of("jsonl"))
+    book.add(items(0, 4))
+    taken = list(iter(book.take, None))
+    for item, result in zip(taken, ["a" * 50, "b", "c" * 9, "d" * 20], strict=True):
+        book.succeeded(item, result, 0.1)
+    book.take_back()
+    assert (book.unwritten_count, book.offer(2, early=True)) == (4, 2)
+    group = book.group()
+    assert (group.out, [one.index for one in group.early]) == (b"", [1, 2]), "the shortest"
+    book.written(group)
+    assert (book.done, book.unwritten_count) == ((2, 0), 2)
+    assert book.offer(3, early=False) == 3
+    book.take_back()
+    assert book.offer(1, early=False) == 1
+    book.written(book.group())
+    assert (book.done, book.unwritten_count, book.saved.main.low) == ((3, 0), 1, place(1))
 
 
 def test_c11_early_results_are_forgotten_when_their_turn_has_come() -> None:
     early = [Early(1, False, "x\n"), Early(5, True, "y\n"), Early(0, False, "z\n", retry=True)]
     state = State(main=Span(place(2), place(9), ((2, 9),)))
-    lines = [about_line(ABOUT), *map(early_line, early), state_line(state, 1, boot="b", synced=False)]
-    journal = read(lines, "b")
-    assert journal is not None
-    assert list(journal.early.values()) == [early[1]]
+    lines = [about_line(ABOUT), *map(early_line, early), state_line(state, 1, boot="b", at=0.0)]
+    found = read(lines)
+    assert found is not None
+    assert list(found.journal(state).early.values()) == [early[1]]
 
 
 def test_c11_a_journal_of_a_newer_release_is_refused() -> None:
@@ -207,7 +311,7 @@ def test_c11_a_journal_of_a_newer_release_is_refused() -> None:
     from headgate.cli.batch import journal as module
 
     with pytest.raises(WrongCall, match="newer release"):
-        read([module.checked(newer)], "b")
+        read([module.checked(newer)])
 
 
 def test_c11_numbers_are_put_together_to_ranges() -> None:

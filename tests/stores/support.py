@@ -82,4 +82,5 @@ class FullDisk(NoSync):
         if self.cuts_fail:
             self.cuts_fail -= 1
             raise OSError(errno.EIO, os.strerror(errno.EIO))
+        self.room += max(0, self.size(file) - size)
         super().truncate(file, size)

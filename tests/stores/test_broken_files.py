@@ -183,6 +183,23 @@ def test_t62_an_end_that_could_not_be_written_is_tried_again_by_close(
     ]
 
 
+def test_t62_ends_that_have_no_room_together_are_written_alone_by_close(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = FullDisk()
+    journal = open_journal(tmp_path, files=files)
+    append(journal, submit(1), submit(2), submit(3))
+    files.room = 0
+    append(journal, end(1, result="x" * 500), end(2, result="kept"), end(3, result="kept too"))
+    files.room = 300
+    journal.close()
+    files.room = float("inf")
+    assert statuses(read_journal(tmp_path, pool_id="p")) == {1: "stale", 2: "completed", 3: "completed"}
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{tmp_path / 'p.jsonl'}: the ends of 1 tasks are lost"
+    ]
+
+
 def test_t62_an_entry_that_is_no_json_does_not_end_the_thread(tmp_path: Path) -> None:
     files = FullDisk()
     journal = open_journal(tmp_path, files=files)

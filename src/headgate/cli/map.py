@@ -127,7 +127,7 @@ def _tell(ending: Ending, options: argparse.Namespace) -> int:
         print_json(ending.figures)
     again = "" if options.output == "-" else "; the same command goes on"
     if ending.failure is not None:
-        complain("headgate map", f"stopped: {_cause(ending.failure)}{again}")
+        complain("headgate map", f"stopped: {_cause(ending.failure)}{_refused(ending, options) or again}")
         return 1
     if interrupted and ending.signal is not None:
         say(f"stopped by {'Ctrl-C' if ending.signal == 2 else 'SIGTERM'}{again}", sys.stderr)
@@ -141,6 +141,22 @@ def _cause(error: BaseException) -> str:
     from headgate.core.redaction import redact
 
     return redact(str(error) or type(error).__name__)
+
+
+def _refused(ending: Ending, options: argparse.Namespace) -> str:
+    """Tell what a write that failed has cost, and what to do; "" if none has failed."""
+    from headgate.cli.batch.output import WriteFailed
+
+    if not isinstance(ending.failure, WriteFailed):
+        return ""
+    text = ""
+    if lost := ending.figures.get("unwritten", 0):
+        text = f". {lost:,} results that were finished could not be written"
+    if ending.is_unsynced:
+        text += ". The disk did not confirm what was written last: look whether it is healthy"
+    if options.output == "-":
+        return text
+    return f"{text}. {ending.failure.remedy}, and give the same command: it runs only what is not written"
 
 
 def _leave(code: int) -> None:

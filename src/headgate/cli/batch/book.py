@@ -9,29 +9,69 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from headgate.cli.batch.encoding import Encoder, Unwritable, failure_line
 from headgate.cli.batch.ids import Ids, entry, hash_of
-from headgate.cli.batch.journal import Early, Place, Span, State, ranges, whole
+from headgate.cli.batch.journal import START, Early, Place, Span, State, ranges, whole
 from headgate.cli.batch.meter import MOST_TENANTS, OTHERS, Tally
 from headgate.cli.batch.sources import Item
 
 
-@dataclass(slots=True)
-class Pending:
-    """What is to be written with the next group."""
+class Settled(NamedTuple):
+    """A record that is done."""
 
-    out: list[bytes] = field(default_factory=list)
-    failed: list[bytes] = field(default_factory=list)
-    ids: list[bytes] = field(default_factory=list)
-    early: list[int] = field(default_factory=list)
-    """Numbers of records that finished before their turn."""
-    size: int = 0
+    place: Place
+    """In order: behind it; else before it."""
+    line: bytes | None
+    """What is written of it; None: nothing, because an earlier run has done it."""
+    failed: bool
+    cost: float
+    id: bytes
+    """Its entry in the file of ids."""
+
+
+class Pending:
+    """What is to be written with the next group.
+
+    It holds lines and places, not records: thousands of those would be looked at by the collector of garbage again and
+    again (benchmarks/map.py).
+    """
+
+    __slots__ = ("early", "lines", "more", "places", "size", "start")
+
+    def __init__(self) -> None:
+        self.lines: list[bytes] = []
+        """In the order in which they are written."""
+        self.places: list[Place] = []
+        """Of each line, as `Settled` has them."""
+        self.more: dict[int, Settled] = {}
+        """By the number of the line: what is known of a record beyond these, unless it is only a result."""
+        self.early: list[int] = []
+        """Numbers of records that finished before their turn."""
+        self.size: int = 0
+        self.start: Place = START
+        """In order: before the first line."""
 
     def __bool__(self) -> bool:
         return self.size > 0
+
+    def settled(self) -> list[Settled]:
+        """All of it, but early results."""
+        plain = enumerate(zip(self.places, self.lines, strict=True))
+        return [self.more.get(number) or Settled(place, line, False, 0.0, b"") for number, (place, line) in plain]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """What is written at once, and how far the run is then."""
+
+    out: bytes
+    failed: bytes
+    ids: bytes
+    early: list[Early]
+    state: State
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +87,7 @@ class Fields:
 
 
 PLAIN = Fields()
+_ITEM = 256  # bytes, about, that a record takes while nothing is written of it
 
 
 class Book:
@@ -89,10 +130,12 @@ class Book:
         self._low: Place = span.low
         self._seen: Place = span.low
         self._turn = span.low[0]  # in order: the number of the record that is written next
-        self._open: dict[int, Item] = {}  # as they finish: what was handed out
-        self._waiting: dict[int, tuple[Item, bytes | None, bool, float]] = {}  # in order: what is done before its turn
-        self._results, self._failures, self._cost = state.results, state.failures, state.cost
-        self._sizes = [state.out, state.failed, state.ids]
+        self._open: dict[int, Place] = {}  # as they finish: what was handed out, and the place before it
+        self._waiting: dict[int, Settled] = {}  # in order: what is done before its turn
+        self._kept: set[int] = set()  # of those and of what is pending: what stands in the journal as early
+        self._unwritten: list[Settled] = []  # as they finish: what was taken back
+        self.saved: State = state
+        """How far the run is as far as it is written."""
 
     # -- handing out ---------------------------------------------------------------------------------------------------
 
@@ -120,7 +163,7 @@ class Book:
             elif len(self._open) >= self._window:
                 return None
             else:
-                self._open[index] = item
+                self._open[index] = item.before
             queue.pop()
             self._seen = item.after
             if index < self._known and self._was_done(item):
@@ -141,6 +184,7 @@ class Book:
         early = self._early.pop(item.index, None)
         if early is not None:
             self._name(item)
+            self._kept.add(item.index)
             self._settle(item, early.text.encode(), early.failed, early.cost)
             return True
         if not self._is_done(item.index):
@@ -241,43 +285,98 @@ class Book:
 
     def _settle(self, item: Item, line: bytes | None, failed: bool, cost: float) -> None:
         """Write what is done, as soon as it may be written. `line` None: there is nothing to write."""
-        if not self._ordered:
-            del self._open[item.index]
-            self._write(item, line, failed, cost)
-        elif item.index == self._turn:
-            self._turn += 1
-            self._low = item.after
-            self._write(item, line, failed, cost)
-            if self._waiting:
-                self._write_waiting()
-        else:
-            self._waiting[item.index] = (item, line, failed, cost)
-            if line is not None:
-                self.pending.early.append(item.index)
-                self.pending.size += len(line)
-
-    def _write_waiting(self) -> None:
-        while (waiting := self._waiting.pop(self._turn, None)) is not None:
-            self._turn += 1
-            self._low = waiting[0].after
-            self._write(*waiting)
-
-    def _write(self, item: Item, line: bytes | None, failed: bool, cost: float) -> None:
-        if line is None:
-            return
+        index, name = item.index, b""
+        if self._ids is not None and item.id is not None and line is not None and not self._retry:
+            name = entry(hash_of(item.id), item.line)
         pending = self.pending
-        if failed:
-            pending.failed.append(line)
-            self._failures += 1
+        if not self._ordered:
+            del self._open[index]
+            place = item.before
+        elif index == self._turn:
+            if not pending.lines:
+                pending.start = self._low
+            self._turn += 1
+            self._low = place = item.after
         else:
-            if not self._results and not self._sizes[0]:
-                line = self._encoder.header() + line
-            pending.out.append(line)
-            self._results += 1
-            self._cost += cost
-        pending.size += len(line)
-        if self._ids is not None and item.id is not None and not self._retry:
-            pending.ids.append(entry(hash_of(item.id), item.line))
+            self._waiting[index] = Settled(item.after, line, failed, cost, name)
+            if line is not None and index not in self._kept:
+                pending.early.append(index)
+                pending.size += len(line)
+            return
+        if failed or cost or name or line is None:
+            self._write(place, line, failed, cost, name)
+        else:  # as `_write` does (benchmarks/map.py)
+            pending.lines.append(line)
+            pending.places.append(place)
+            pending.size += len(line)
+        if self._waiting:
+            self._write_waiting()
+
+    def _write_waiting(self, most: int | None = None) -> int:
+        """Have those written whose turn has come; returns how many."""
+        count = 0
+        while count != most and (waiting := self._waiting.pop(self._turn, None)) is not None:
+            if not self.pending.lines:
+                self.pending.start = self._low
+            self._turn += 1
+            self._low = waiting.place
+            self._write(*waiting)
+            count += 1
+        return count
+
+    def _write(self, place: Place, line: bytes | None, failed: bool, cost: float, name: bytes) -> None:
+        pending = self.pending
+        if line is None and (not self._ordered or not pending.lines):
+            return  # nothing that could be taken back stands before it
+        if failed or cost or name or line is None:
+            pending.more[len(pending.lines)] = Settled(place, line, failed, cost, name)
+        pending.lines.append(line or b"")
+        pending.places.append(place)
+        pending.size += _ITEM if line is None else len(line)
+
+    # -- where less is written than is done ----------------------------------------------------------------------------
+
+    def take_back(self) -> None:
+        """Undo that something is pending: it could not be written. `offer` has it written in smaller groups."""
+        pending, self.pending = self.pending, Pending()
+        if not self._ordered:
+            self._open.update((one.place[0], one.place) for one in pending.settled())
+            self._unwritten += pending.settled()
+        elif pending.lines:
+            self._turn, self._low = pending.start[0], pending.start
+            self._waiting.update((one.place[0] - 1, one) for one in pending.settled())
+
+    def offer(self, most: int, *, early: bool) -> int:
+        """Have some written of those that were taken back; returns how many.
+
+        `early`: as results that wait for their turn, in the journal, which may have room where the output has none. Of
+        those that have no order the shortest go first: so the most are kept.
+        """
+        if early:
+            numbers = sorted(self._unkept(), key=lambda index: len(self._waiting[index].line or b""))[:most]
+            self.pending.early = numbers
+            self.pending.size += sum(len(self._waiting[index].line or b"") for index in numbers)
+            return len(numbers)
+        if self._ordered:
+            return self._write_waiting(most)
+        self._unwritten.sort(key=lambda one: len(one.line or b""))
+        offered, self._unwritten = self._unwritten[:most], self._unwritten[most:]
+        for one in offered:
+            del self._open[one.place[0]]
+            self._write(*one)
+        return len(offered)
+
+    @property
+    def unwritten_count(self) -> int:
+        """How many records are done and not written."""
+        back = 1 if self._ordered else 0
+        return sum(one.place[0] - back not in self._kept for one in self._not_written()) + len(self._unkept())
+
+    def _not_written(self) -> list[Settled]:
+        return [one for one in (*self.pending.settled(), *self._unwritten) if one.line is not None]
+
+    def _unkept(self) -> list[int]:
+        return [index for index, one in self._waiting.items() if one.line is not None and index not in self._kept]
 
     # -- what is to be remembered --------------------------------------------------------------------------------------
 
@@ -288,10 +387,14 @@ class Book:
 
     @property
     def done(self) -> tuple[int, int]:
-        """How many results and failures there are, with those of earlier runs, and those that wait for their turn."""
-        waiting = [failed for _, line, failed, _ in self._waiting.values() if line is not None]
-        failures = sum(waiting)
-        return self._results + len(waiting) - failures, self._failures + failures
+        """How many results and failures are written, by earlier runs too, and with those that wait for their turn."""
+        if not self._kept:
+            return self.saved.results, self.saved.failures
+        back = 1 if self._ordered else 0
+        kept = [one.failed for index, one in self._waiting.items() if index in self._kept]
+        kept += [one.failed for one in self._not_written() if one.place[0] - back in self._kept]
+        failures = sum(kept)
+        return self.saved.results + len(kept) - failures, self.saved.failures + failures
 
     @property
     def finished_share(self) -> float:
@@ -307,46 +410,63 @@ class Book:
 
     def state(self) -> State:
         """Return how far the run is when all that is pending is written."""
-        pending, sizes = self.pending, self._sizes
-        out, failed, ids = (
-            size + sum(map(len, parts))
-            for size, parts in zip(sizes, (pending.out, pending.failed, pending.ids), strict=True)
-        )
-        return replace(
+        return self.group().state
+
+    def group(self) -> Group:
+        """Return what is pending as it is written."""
+        pending, before = self.pending, self.saved
+        lines, failures, ids, cost = pending.lines, [], [], 0.0
+        if pending.more:
+            settled = pending.settled()
+            lines = [one.line for one in settled if one.line is not None and not one.failed]
+            failures = [one.line for one in settled if one.line is not None and one.failed]
+            ids = [one.id for one in settled]
+            cost = sum(one.cost for one in settled)
+        out, failed, named = b"".join(lines), b"".join(failures), b"".join(ids)
+        if lines and not before.out:
+            out = self._encoder.header() + out
+        span = self._now()
+        state = replace(
             self._state,
-            **{"retry" if self._retry else "main": self._now()},
-            out=out,
-            failed=failed,
-            ids=ids,
-            results=self._results,
-            failures=self._failures,
-            cost=self._cost,
+            main=self._state.main if self._retry else span,
+            retry=span if self._retry else self._state.retry,
+            out=before.out + len(out),
+            failed=before.failed + len(failed),
+            ids=before.ids + len(named),
+            results=before.results + len(lines),
+            failures=before.failures + len(failures),
+            cost=before.cost + cost,
             columns=self._encoder.columns,
         )
+        return Group(out, failed, named, self.early(pending.early), state)
 
-    def written(self, state: State) -> None:
+    def written(self, group: Group) -> None:
         """Forget what was pending: it is written."""
-        self._sizes = [state.out, state.failed, state.ids]
+        if self._kept:
+            back = 1 if self._ordered else 0
+            self._kept.difference_update(place[0] - back for place in self.pending.places)
+        self._kept.update(one.index for one in group.early)
+        self.saved = group.state
         self.pending = Pending()
 
     def early(self, only: Iterable[int] | None = None) -> list[Early]:
         """Return the results that wait for their turn: all, or those of some records."""
         found = [] if only is not None else [*self._early_of_others, *self._early.values()]
         for index in self._waiting if only is None else only:
-            item, line, failed, cost = self._waiting.get(index, (None, None, False, 0.0))
-            if item is not None and line is not None:
-                found.append(Early(index, failed, line.decode(), cost, self._retry))
+            one = self._waiting.get(index)
+            if one is not None and one.line is not None:
+                found.append(Early(index, one.failed, one.line.decode(), one.cost, self._retry))
         return found
 
     def _now(self) -> Span:
         if self._ordered:
             low = self._low
             undone = range(self._turn, self._seen[0])
-            skipped = {index for index, (_, line, _, _) in self._waiting.items() if line is None}
+            skipped = {index for index, one in self._waiting.items() if one.line is None}
             still_open = ranges(index for index in undone if index not in skipped) if skipped else whole(undone)
         else:
             numbers = sorted(self._open)
-            low = self._open[numbers[0]].before if numbers else self._seen
+            low = self._open[numbers[0]] if numbers else self._seen
             still_open = ranges(numbers)
         return self._span.reached(low, self._seen, still_open)
 

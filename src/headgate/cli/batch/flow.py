@@ -3,6 +3,9 @@
 Results are written 50 ms after they are finished at the latest, together with all others of that time. So a kill costs
 what is in flight and the results of those 50 ms, and a million quick records cost few writes. Once a second, while
 something is written, a thread waits for the disk.
+
+When a write fails, no more records are handed out. Results of calls that run are paid for, so they are written as far
+as there is room, in ever smaller groups, and what has no room is tried again when the last call has ended.
 """
 
 from __future__ import annotations
@@ -11,8 +14,7 @@ import asyncio
 from typing import Any
 
 from headgate.cli.batch.book import Book
-from headgate.cli.batch.journal import State
-from headgate.cli.batch.output import Output
+from headgate.cli.batch.output import Output, WriteFailed
 from headgate.cli.batch.sources import Item, Source
 from headgate.core.clock import clock
 from headgate.core.threads import Threads
@@ -34,13 +36,17 @@ class Flow:
         """No more records are handed out."""
         self.failure: BaseException | None = None
         """What ended the run, if it could not go on."""
+        self.stopped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when no more records are handed out."""
+        self.is_unsynced: bool = False
+        """The disk did not confirm what was written."""
         self._source = source
         self._output = output
         self._is_exhausted = False
         self._reading: asyncio.Future[list[Item]] | None = None
         self._threads = Threads("headgate map")
         self._loop = asyncio.get_running_loop()
-        self._stopped: asyncio.Future[None] = self._loop.create_future()
+        self._is_refused = False  # a write has failed
         self._timer: asyncio.TimerHandle | None = None
         self._syncing: asyncio.Future[Any] | None = None
         self._next_sync = clock.now() + _SYNC
@@ -57,6 +63,8 @@ class Flow:
             if not book.needs_more or self._is_exhausted or self._source.is_slow:
                 break
             self._add(self._source.batch())
+            if book.pending.size > _LARGE:  # of records that are done without a call
+                self.write()
         self._note()
         return None
 
@@ -65,7 +73,7 @@ class Flow:
         if self.stopping or self._is_exhausted or not self.book.needs_more or self._reading is not None:
             return False
         reading = self._reading = self._loop.run_in_executor(self._threads, self._source.batch)
-        await asyncio.wait((reading, self._stopped), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((reading, self.stopped), return_when=asyncio.FIRST_COMPLETED)
         if not reading.done():
             return False  # nobody waits for the thread: it may read for ever
         self._reading = None
@@ -104,8 +112,8 @@ class Flow:
     def stop(self) -> None:
         """Hand out no more records."""
         self.stopping = True
-        if not self._stopped.done():
-            self._stopped.set_result(None)
+        if not self.stopped.done():
+            self.stopped.set_result(None)
 
     def fail(self, error: BaseException) -> None:
         """End the run: it cannot go on."""
@@ -117,24 +125,42 @@ class Flow:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if not self.book.pending or isinstance(self.failure, OSError):  # what a full disk holds is anyone's guess
-            return
-        state = self.book.state()
+        if self._is_refused:
+            self._write_what_fits()
+        elif self.book.pending:
+            if not self._write_all():
+                self._write_what_fits()
+            elif self._syncing is None and clock.now() >= self._next_sync:
+                self._start_sync()
+
+    def _write_all(self) -> bool:
+        group = self.book.group()
         try:
-            self._output.write(self.book.pending, state, self.book.early(self.book.pending.early))
-        except OSError as error:
+            self._output.write(group)
+        except WriteFailed as error:
+            self._is_refused = True
             self.fail(error)
-            return
-        self.book.written(state)
-        if self._syncing is None and clock.now() >= self._next_sync:
-            self._start_sync()
+            return False
+        self.book.written(group)
+        return True
+
+    def _write_what_fits(self) -> None:
+        """Write what is done in ever smaller groups: in its place, or else as early results."""
+        book = self.book
+        for early in (False, True):
+            most = 1 << 20
+            book.take_back()
+            while most and self._output.can_retry and (offered := book.offer(most, early=early)):
+                if not self._write_all():
+                    book.take_back()
+                    most = min(most, offered) // 2
 
     async def finish(self) -> None:
         """Write everything, and wait for the disk."""
         try:
             self.write()
             await self._wait_for_sync()
-            if not isinstance(self.failure, OSError):
+            if not self.is_unsynced:
                 self._start_sync()
                 await self._wait_for_sync()
         finally:
@@ -155,12 +181,20 @@ class Flow:
         if self._syncing is not None:
             await asyncio.wait((self._syncing,))
 
-    def _synced(self, ended: asyncio.Future[State | None]) -> None:
+    def _synced(self, ended: asyncio.Future[int]) -> None:
         self._syncing = None
         self._next_sync = clock.now() + _SYNC
         try:
-            self._output.synced(ended.result())
-            if self._output.is_long:
-                self._output.begin_journal(self.book.state(), self.book.early())
-        except OSError as error:
+            number = ended.result()
+        except WriteFailed as error:  # once only: the next sync would succeed, and confirm what the disk has lost
+            self.is_unsynced = True
+            self.fail(error)
+            return
+        try:
+            self._output.synced(number)
+            if self._output.is_long and not self._is_refused:
+                self.write()  # a new journal says nothing of what is pending
+                if not self._is_refused:
+                    self._output.begin_journal(self.book.saved, self.book.early())
+        except WriteFailed as error:
             self.fail(error)

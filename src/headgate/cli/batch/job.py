@@ -21,10 +21,10 @@ from headgate.cli.batch.journal import Journal
 from headgate.cli.batch.keys import ATTEMPTS, ERRORS, read_keys
 from headgate.cli.batch.lanes import Lanes
 from headgate.cli.batch.meter import Tally
-from headgate.cli.batch.output import Files, Output, Paths, Stdout
+from headgate.cli.batch.output import Files, Output, Paths, Stdout, WriteFailed
 from headgate.cli.batch.parquet import check_installed, make_parquet
 from headgate.cli.batch.pooled import Pooled
-from headgate.cli.batch.resuming import Resumed, about_of, resumed
+from headgate.cli.batch.resuming import Resumed, about_of, compare_shape, resumed
 from headgate.cli.batch.screen import Progress, show, summary
 from headgate.cli.batch.sources import FailedSource, Source, format_of, open_source
 from headgate.cli.output import WrongCall, say
@@ -74,6 +74,8 @@ class Ending:
     """The summary for people."""
     failure: BaseException | None
     """Why it could not go on."""
+    is_unsynced: bool
+    """The disk did not confirm what was written last."""
     signal: int | None
     at_once: bool
     """What was running was left alone: the process is to end now."""
@@ -101,9 +103,9 @@ class Job:
         self._signal: int | None = None
         self._books: list[Book] = []
         self._flow: Flow | None = None
+        self._failure: BaseException | None = None
         self._source: Source | None = None
         self._make_runner: Callable[[Flow], Lanes | Pooled] = self._in_lanes
-        self._runner: Lanes | Pooled | None = None
 
     async def run(self) -> Ending:
         """Run until all is done, or until a second signal."""
@@ -121,12 +123,15 @@ class Job:
             await asyncio.wait((shown,))
             for number in _SIGNALS:
                 loop.remove_signal_handler(number)
-        if work.done():
-            complete = work.result()
-        else:
-            complete = False
+        complete = False
+        if not work.done():
             if self._flow is not None:
                 self._flow.write()
+        else:
+            try:
+                complete = work.result()
+            except OSError as error:
+                self._failure = error
         return self._ending(complete, at_once=not work.done(), seconds=clock.now() - began)
 
     def _interrupted(self, number: int, at_once: asyncio.Future[None]) -> None:
@@ -135,10 +140,14 @@ class Job:
                 at_once.set_result(None)
             return
         self._signal = number
-        if self._flow is not None and self._runner is not None:
+        if self._flow is not None:
             self._flow.stop()
-            self._runner.stop()
         say("stopping: what runs is finished; once more stops at once", sys.stderr)
+
+    def _stopped(self, _: object) -> None:
+        """Say at once why nothing more is begun: what runs may take long."""
+        if self._flow is not None and isinstance(self._flow.failure, WriteFailed):
+            say(f"stopping: {self._flow.failure}; what runs is finished, and kept if there is room", sys.stderr)
 
     # -- the work ------------------------------------------------------------------------------------------------------
 
@@ -159,7 +168,7 @@ class Job:
                 done = await self._retry(files, journal)
                 if wishes.retry_failed or not done:
                     return done
-            ids = None if wishes.id is None else files.read_ids(former=begun.by_id)
+            ids = None if wishes.id is None else files.read_ids()
             complete = await self._phase(files, journal, ids=ids)
         if complete and self._formats[1] == "parquet":
             await asyncio.to_thread(make_parquet, self._paths.out, self._paths.final)
@@ -172,12 +181,15 @@ class Job:
             files.empty()
         found = files.found()
         if found is None:
-            files.refuse_foreign()
             if wishes.retry_failed:
                 raise WrongCall(f"nothing has failed yet: there is no run to {wishes.out}")
             begun = Resumed(Journal(self._about))
         else:
-            begun = resumed(found, self._about, anyway=wishes.go_on, retry=wishes.retry_failed)
+            compare_shape(found.about, self._about)
+            journal, note = files.recovered(found, anyway=wishes.go_on)
+            begun = resumed(journal, self._about, anyway=wishes.go_on, retry=wishes.retry_failed)
+            if note is not None:
+                begun.notes.append(note)
         for note in begun.notes:
             say(f"note: {note}", sys.stderr)
         files.begin(begun.journal)
@@ -193,7 +205,7 @@ class Job:
             journal.state = files.begin_retry(journal.state, early)
         if not await self._phase(files, journal, retry=True):
             return False
-        journal.state = files.end_retry(self._books[-1].state(), self._books[-1].early())
+        journal.state = files.end_retry(self._books[-1].saved, self._books[-1].early())
         return True
 
     async def _phase(self, output: Output, journal: Journal, *, retry: bool = False, ids: Ids | None = None) -> bool:
@@ -214,7 +226,8 @@ class Job:
             )
             self._books.append(book)
             flow = self._flow = Flow(source, book, output)
-            runner = self._runner = self._make_runner(flow)
+            flow.stopped.add_done_callback(self._stopped)
+            runner = self._make_runner(flow)
             if self._signal is None:
                 await runner.run()
             await flow.finish()
@@ -319,7 +332,9 @@ class Job:
         return {} if self._resources is None else self._resources.snapshot()
 
     def _ending(self, complete: bool, *, at_once: bool, seconds: float) -> Ending:
-        failure = None if self._flow is None else self._flow.failure
+        flow, failure = self._flow, self._failure
+        if flow is not None:
+            failure = flow.failure or failure
         done, failed, _ = self._counts()
         books = self._books
         run = sum(book.totals.done + book.totals.failed for book in books)
@@ -334,11 +349,14 @@ class Job:
         }
         if books:
             figures |= {name: books[-1].totals.to_dict().get(name) for name in ("p50", "p99")}
-            if cost := books[-1].state().cost:
+            if cost := books[-1].saved.cost:
                 figures["cost"] = round(cost, 9)
-        lines = summary(figures, tenants, keys)
+            if unwritten := books[-1].unwritten_count:
+                figures["unwritten"] = unwritten
+        lines = summary(figures, tenants, keys) if books else []
         figures |= {"tenants": {name: tally.to_dict() for name, tally in tenants.items()}, "keys": keys}
-        return Ending(figures, lines, failure, self._signal, at_once)
+        is_unsynced = flow is not None and flow.is_unsynced
+        return Ending(figures, lines, failure, is_unsynced, self._signal, at_once)
 
     def _key_figures(self) -> dict[str, Any]:
         if self._resources is None:

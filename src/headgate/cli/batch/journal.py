@@ -1,12 +1,16 @@
 """The journal of a run: how far it is, as lines of JSON with a checksum. Pure: texts in, states out.
 
     {"kind": "run", ...}      the first line: function, input and shape of the output, to notice that one has changed
-    {"kind": "state", ...}    what was done when it was written, and how long the files were then
+    {"kind": "state", ...}    what is done when the files are as long as it says, with checksums of what makes them so
+    {"kind": "synced", ...}   the disk has all that an earlier state counts
     {"kind": "early", ...}    a result that cannot be written yet, because an earlier record is not done
 
-A state counts only if the files hold what it says. After a kill they do: what a process has written stays. After a
-power cut only what was synced before counts, so a state says in which boot of the machine it was written, and
-whether the files were synced before it. An early result stands in the journal itself and needs no other file.
+A state is written before the results that it counts, so it counts only if the files hold them: `recover` compares.
+Whatever ends a process, no file is then longer than the newest state says. One that is shows that the journal was cut,
+or replaced by an older copy, and going on would pay again for what the journal does not know. (If states were written
+after their results, one that was cut off would look like one that a kill prevented.) Only a power cut may leave a
+longer file, since it may keep the results and lose the line; so a state tells in which boot of the machine it was
+written, and when. An early result stands in the journal itself and needs no other file.
 
 The file is replaced by a shorter one now and then, and at the start of each run, so nothing is ever appended to a torn
 line.
@@ -15,9 +19,9 @@ line.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from zlib import crc32
 
 from headgate.cli.output import WrongCall
@@ -89,6 +93,29 @@ class State:
     cost: float = 0.0
     columns: tuple[str, ...] | None = None
     """The columns of a CSV file, once they are known."""
+    former: int = 0
+    """Bytes of the ids that belong to another input: records that have them are done, whatever their lines are."""
+
+    @property
+    def sizes(self) -> Sizes:
+        """How long the files are."""
+        return self.out, self.failed, self.ids
+
+
+Sizes = tuple[int, int, int]
+"""Of the results, of the failures, and of the ids: bytes, or checksums."""
+
+
+class Reached(NamedTuple):
+    """A state as it stands in the journal."""
+
+    state: State
+    sums: Sizes
+    """Checksums of what was written to reach it: of each file from the length that it had in the state before."""
+    boot: str | None
+    """In which boot of the machine it was written."""
+    at: float
+    """When, in Unix seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +148,7 @@ class About:
 
 @dataclass(slots=True)
 class Journal:
-    """What a journal says."""
+    """With what a run begins: what it is about, what is done, and what waits for its turn."""
 
     about: About
     state: State = State()
@@ -129,18 +156,37 @@ class Journal:
     """By run (is it a retry?) and number of the record."""
 
 
+@dataclass(slots=True)
+class Found:
+    """What stands in a journal."""
+
+    about: About
+    reached: list[Reached]
+    """The last state that the disk is known to have, and those after it."""
+    early: dict[tuple[bool, int], Early]
+    columns: tuple[str, ...] | None
+    """The newest. Early results were made for them, also if the state that says so does not count."""
+
+    def journal(self, state: State) -> Journal:
+        """Return with what a run begins if this state counts."""
+        journal = Journal(self.about, replace(state, columns=self.columns or state.columns), self.early)
+        _forget_written(journal)
+        return journal
+
+
 def about_line(about: About) -> bytes:
     """Make the first line of a journal."""
     return checked({"kind": "run", "format": FORMAT, **asdict(about)})
 
 
-def state_line(state: State, number: int, *, boot: str | None, synced: bool) -> bytes:
-    """Make the line that says how far a run is.
+def state_line(state: State, number: int, sums: Sizes = (0, 0, 0), *, boot: str | None, at: float) -> bytes:
+    """Make the line that says how far a run is; see `Reached`."""
+    return checked({"kind": "state", "number": number, "boot": boot, "at": at, "sums": sums, **asdict(state)})
 
-    A state is written when it is reached, and once more when the files are synced. Of those that count, the one with
-    the highest number is the newest.
-    """
-    return checked({"kind": "state", "number": number, "boot": boot, "synced": synced, **asdict(state)})
+
+def synced_line(number: int) -> bytes:
+    """Make the line that says that the disk has all that the state of this number counts."""
+    return checked({"kind": "synced", "number": number})
 
 
 def early_line(early: Early) -> bytes:
@@ -148,31 +194,87 @@ def early_line(early: Early) -> bytes:
     return checked({"kind": "early", **asdict(early)})
 
 
-def read(lines: Iterable[bytes], boot: str | None) -> Journal | None:
-    """Read a journal up to its first torn line; None: there is not even a first line.
-
-    `boot` is the current boot of the machine.
-    """
+def read(lines: Iterable[bytes]) -> Found | None:
+    """Read a journal up to its first torn line; None: it does not even begin like one."""
     entries = _entries(lines)
     head = next(entries, None)
     if head is None or head.get("kind") != "run":
         return None
     if head["format"] > FORMAT:
         raise WrongCall("its journal was written by a newer release of headgate: upgrade, or begin anew with --restart")
-    journal = Journal(_about(head))
-    columns, newest = None, -1
+    early: dict[tuple[bool, int], Early] = {}
+    columns = None
+    reached: dict[int, Reached] = {}
     for entry in entries:
         if entry["kind"] == "early":
-            early = Early(**_without(entry, "kind"))
-            journal.early[early.retry, early.index] = early
-            continue
-        columns = entry["columns"] or columns
-        if (entry["synced"] or (boot is not None and entry["boot"] == boot)) and entry["number"] > newest:
-            journal.state, newest = _state(entry), entry["number"]
-    if columns:  # early results were made for them, also if the state that says so does not count
-        journal.state = replace(journal.state, columns=tuple(columns))
-    _forget_written(journal)
-    return journal
+            one = Early(**_without(entry, "kind"))
+            early[one.retry, one.index] = one
+        elif entry["kind"] == "synced":
+            reached = {number: one for number, one in reached.items() if number >= entry["number"]}
+        else:
+            columns = entry["columns"] or columns
+            reached[entry["number"]] = Reached(_state(entry), tuple(entry["sums"]), entry["boot"], entry["at"])
+    if not reached:
+        return None  # the first state is written with the first line
+    return Found(_about(head), list(reached.values()), early, columns and tuple(columns))
+
+
+_APART: Final = 60.0
+"""Seconds between the newest state and the last write to a file after which no power cut explains that its state is
+missing: states are synced once a second. On a busy disk it takes longer, and the price of a mistake is a question."""
+
+
+class Recovered(NamedTuple):
+    """How a run can go on."""
+
+    state: State
+    """What is done."""
+    problem: str | None = None
+    """Why it should not go on there."""
+    is_hopeless: bool = False
+    """It cannot go on at all, whatever the user says."""
+    note: str | None = None
+
+
+def recover(
+    reached: Sequence[Reached],
+    names: Sequence[str],
+    sizes: Sizes,
+    sums: Callable[[Sizes, Sizes], Sizes],
+    *,
+    boot: str | None,
+    changed: float,
+) -> Recovered:
+    """Find the newest state that the files hold.
+
+    `names` and `sizes` are those of the files, `changed` is when one was written last, and `sums` gives the checksums
+    of what they hold between two lengths each.
+    """
+    newest, good = reached[-1], reached[0]
+    for later in reached[1:]:
+        if _is_shorter(sizes, later.state.sizes) or sums(good.state.sizes, later.state.sizes) != later.sums:
+            break
+        good = later
+    same_boot = boot is not None and newest.boot == boot
+    certain = reached[-2] if same_boot and len(reached) > 1 else reached[0]  # before a state comes what it follows
+    for name, size, wanted in zip(names, sizes, certain.state.sizes, strict=True):
+        if size < wanted:
+            told = f"{name} has {size:,} bytes, and {wanted:,} were written: it was changed by somebody else"
+            return Recovered(good.state, told, is_hopeless=True)
+    for name, size, known in zip(names, sizes, newest.state.sizes, strict=True):
+        if size > known:
+            told = f"{name} has {size:,} bytes, and its journal knows of {known:,}"
+            if same_boot or changed - newest.at > _APART:
+                return Recovered(good.state, told)
+            return Recovered(good.state, note=f"{told}, as after a power cut: the records of the rest run again")
+    if same_boot and good is not newest and not (good is certain and _is_shorter(sizes, newest.state.sizes)):
+        told = f"{names[0]}, or a file beside it, does not hold what was written: it was changed by somebody else"
+        return Recovered(good.state, told, is_hopeless=True)
+    return Recovered(good.state)
+
+
+def _is_shorter(sizes: Sizes, wanted: Sizes) -> bool:
+    return any(size < one for size, one in zip(sizes, wanted, strict=True))
 
 
 def _forget_written(journal: Journal) -> None:
@@ -190,7 +292,7 @@ def _about(head: dict[str, Any]) -> About:
 
 
 def _state(entry: dict[str, Any]) -> State:
-    state = State(**_without(entry, "kind", "number", "boot", "synced"))
+    state = State(**_without(entry, "kind", "number", "boot", "at", "sums"))
     columns = None if state.columns is None else tuple(state.columns)
     return replace(state, main=_span(state.main), retry=state.retry and _span(state.retry), columns=columns)
 

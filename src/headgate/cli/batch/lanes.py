@@ -54,9 +54,6 @@ class Lanes:
             if self._threads is not None:
                 self._threads.shutdown(wait=self._over.done())
 
-    def stop(self) -> None:
-        """Nothing: lanes ask the flow, which gives them nothing more."""
-
     def _start_lane(self) -> None:
         lane = asyncio.Task(self._drive(), name="headgate map", context=self._context.copy())
         self._lanes.add(lane)

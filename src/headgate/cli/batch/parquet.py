@@ -33,12 +33,12 @@ def make_parquet(source: Path, target: Path) -> None:
         with ParquetWriter(fresh, schema) as writer:
             for rows in _rows(source):
                 writer.write_table(pyarrow.Table.from_pylist(rows, schema))
-    except pyarrow.ArrowException as error:
-        fresh.unlink(missing_ok=True)
+        os.replace(fresh, target)
+    except (pyarrow.ArrowException, OSError) as error:
+        fresh.unlink(missing_ok=True)  # a full disk needs the room
         raise OSError(
             f"the results cannot be written as Parquet: {error}. They are kept as JSON lines in {source}"
         ) from None
-    os.replace(fresh, target)
 
 
 def _schema(source: Path) -> Any:

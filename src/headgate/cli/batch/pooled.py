@@ -52,22 +52,22 @@ class Pooled:
 
     async def run(self) -> None:
         """Run until no record is left, or the flow is stopped and what runs is done."""
+        self._flow.stopped.add_done_callback(self._stop)
         try:
             await self._feed()
             while self._running:
                 await self._wait()
         finally:
+            self._flow.stopped.remove_done_callback(self._stop)
             if self._unsubscribe is not None:
                 self._unsubscribe()
 
-    def stop(self) -> None:
+    def _stop(self, _: object) -> None:
         """Let what runs finish, and start nothing: also nothing that is queued again because of its key."""
-        self._flow.stop()
         self._changed.set()
-        if self._unsubscribe is None:
-            loop = asyncio.get_running_loop()
-            self._unsubscribe = subscribe(lambda _: loop.call_soon_threadsafe(self._cancel_queued), AUDIT.name)
-            self._cancel_queued()
+        loop = asyncio.get_running_loop()
+        self._unsubscribe = subscribe(lambda _: loop.call_soon_threadsafe(self._cancel_queued), AUDIT.name)
+        self._cancel_queued()
 
     def _cancel_queued(self) -> None:
         for handle in list(self._running.values()):
@@ -86,15 +86,11 @@ class Pooled:
                     until = clock.now() + TURN
             elif not await flow.more() and not flow.is_over:
                 await self._wait()
-        if flow.failure is not None:
-            self.stop()
 
     async def _wait(self) -> None:
         """Wait until a record has ended, or the run is stopped."""
         self._changed.clear()
         await self._changed.wait()
-        if self._flow.stopping:
-            self.stop()
 
     def _submit(self, item: Item) -> None:
         options: dict[str, Any] = {"retries": self._retries} if self._retries else {}

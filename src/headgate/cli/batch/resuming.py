@@ -20,8 +20,6 @@ class Resumed:
     journal: Journal
     notes: list[str] = field(default_factory=list)
     """What the user is to be told."""
-    by_id: bool = False
-    """Records that are done are known by their ids, not by their places: the input is another one."""
 
 
 def about_of(function: Function, path: str, formats: tuple[str, str], id_field: str | None) -> About:
@@ -35,13 +33,8 @@ def about_of(function: Function, path: str, formats: tuple[str, str], id_field: 
     return About(function.name, function.digest, path, found.st_size, found.st_mtime_ns, formats, id_field)
 
 
-def resumed(found: Journal, about: About, *, anyway: bool, retry: bool) -> Resumed:
-    """Compare a run with the one that it goes on with; WrongCall: it cannot, or should not.
-
-    `anyway`: go on although the function or the input has changed. `retry`: failures are run again, for which
-    functions are changed.
-    """
-    before = found.about
+def compare_shape(before: About, about: About) -> None:
+    """WrongCall: the files of the earlier run have another shape."""
     for what, old, new in (
         ("input", before.formats[0], about.formats[0]),
         ("output", before.formats[1], about.formats[1]),
@@ -51,6 +44,15 @@ def resumed(found: Journal, about: About, *, anyway: bool, retry: bool) -> Resum
     if before.id != about.id:
         told = "without --id" if before.id is None else f"with --id {before.id}"
         raise WrongCall(f"the run was begun {told}: {ANEW}")
+
+
+def resumed(found: Journal, about: About, *, anyway: bool, retry: bool) -> Resumed:
+    """Compare a run with the one that it goes on with; WrongCall: it should not.
+
+    `anyway`: go on although the function or the input has changed. `retry`: failures are run again, for which
+    functions are changed.
+    """
+    before = found.about
     notes = []
     if changed := _function_changed(before, about):
         if not anyway and not retry:
@@ -88,9 +90,8 @@ def _compare_input(begun: Resumed, before: About, about: About, *, anyway: bool)
     changed = f"the input {about.input} has changed since the run began, in the part that is done already"
     if about.id is not None:
         begun.notes.append(f"{changed}; records whose {about.id} is done are passed over")
-        begun.journal.state = replace(state, main=Span())
+        begun.journal.state = replace(state, main=Span(), former=state.ids)
         begun.journal.early = _of_retries(begun.journal.early)
-        begun.by_id = True
     elif anyway:
         begun.notes.append(f"{changed}; the first {state.main.low[0]:,} records count as done all the same")
     else:

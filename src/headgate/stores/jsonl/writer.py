@@ -196,10 +196,22 @@ class JsonLinesJournal:
             group, self._group = self._group, Group()
             if (group or self._unwritten_ends) and not self._file.is_closed:
                 self._commit(group)
+                self._write_ends_that_fit()
             if self._unwritten_ends:
                 _log.warning("%s: the ends of %d tasks are lost", self._file.path, len(self._unwritten_ends))
                 self._unwritten_ends.clear()
             self._file.close()
+
+    def _write_ends_that_fit(self) -> None:
+        """Write those alone that could not be written together: what is lost is run and paid for again."""
+        ends = sorted(self._unwritten_ends, key=len)
+        try:
+            while ends:
+                self._file.append(ends[0])
+                del ends[0]
+        except Exception:  # longer ones have no room either
+            pass
+        self._unwritten_ends = ends
 
     # -- on the thread of whoever appends ---------------------------------------------
 
