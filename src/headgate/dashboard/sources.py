@@ -66,6 +66,7 @@ class Source(Protocol):
     @property
     def looking(self) -> int:
         """Number of programs that were found and have told nothing yet."""
+        ...
 
     async def open(self, changed: Callable[[], None]) -> None:
         """Begin to look; `changed` is called on the loop when something is new."""
