@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.support import HERE, PATIENCE, command, environment, importable, until
+from tests.cli.support import HERE, PATIENCE, command, environment, importable, killed_at_end, until
 
 pytestmark = pytest.mark.integration
 
@@ -144,11 +144,12 @@ def test_c01_a_second_signal_ends_at_once_although_nobody_reads_stdout(tmp_path:
     """Two that differ: the system keeps a signal only once until the process has seen it."""
     numbered(tmp_path / "in.jsonl", 100_000)
     reader, writer = os.pipe()
-    with subprocess.Popen(
+    started = subprocess.Popen(
         command("map", "map_jobs:same", "in.jsonl", "-o", "-"),
         stdout=writer, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
         env=environment({"PYTHONPATH": importable(HERE)}),
-    ) as process:  # fmt: skip
+    )  # fmt: skip
+    with killed_at_end(started) as process:
         os.close(writer)
         until(lambda: process.poll() is not None or _unread(reader) >= 50_000)
         process.send_signal(signal.SIGINT)
@@ -172,11 +173,12 @@ def test_c10_a_stdout_that_does_not_wait_gets_all_results(tmp_path: Path) -> Non
     numbered(tmp_path / "in.jsonl", 20_000)
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    with subprocess.Popen(
+    started = subprocess.Popen(
         command("map", "map_jobs:same", "in.jsonl", "-o", "-"),
         stdout=writer, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
         env=environment({"PYTHONPATH": importable(HERE)}),
-    ) as process:  # fmt: skip
+    )  # fmt: skip
+    with killed_at_end(started) as process:
         os.close(writer)
         with open(reader, "rb") as file:
             until(lambda: process.poll() is not None or _unread(reader) >= 50_000)
