@@ -138,6 +138,19 @@ async def slow_and_long(record: Any) -> Any:
     return await long(record)
 
 
+async def wide(record: Any) -> Any:
+    return {f"column-{number}": record["id"] for number in range(200)}
+
+
+async def copied(record: Any) -> Any:
+    """Copies the files of the run, as a kill would leave them, at every tenth call."""
+    folder, number = Path(os.environ["FOLDER"]), record["id"]
+    await asyncio.sleep(0.001 * (number * 7 % 5))
+    if number % 10 == 9 and "COPIES" in os.environ:
+        _copy(folder, Path(os.environ["COPIES"]) / str(number))
+    return {"id": number}
+
+
 async def first_is_huge(record: Any) -> Any:
     """The first result is of 200 kB; the others are short, and wait for a file."""
     with open(os.environ["CALLS"], "a", encoding="utf-8") as file:  # noqa: ASYNC230 - a line, before anything else
@@ -155,7 +168,7 @@ async def keeps_a_copy(record: Any) -> Any:
         while _is_unwritten(folder) or (other and other not in calls):  # noqa: ASYNC110 - files tell
             await asyncio.sleep(0.005)
         if number == 6:
-            _copy(folder)
+            _copy(folder, folder / "killed")
     calls.append(number)
     if number == 2:
         raise ValueError("two")
@@ -170,10 +183,10 @@ def _is_unwritten(folder: Path) -> bool:
     return bool(state["results"] + state["failures"] + len(early) < len(calls))
 
 
-def _copy(folder: Path) -> None:
-    (folder / "killed").mkdir()
+def _copy(folder: Path, target: Path) -> None:
+    target.mkdir()
     for path in folder.glob("out.jsonl*"):
-        shutil.copy2(path, folder / "killed")
+        shutil.copy2(path, target)
 
 
 def tells_itself(key: Any, record: Any) -> Any:

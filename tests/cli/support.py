@@ -147,6 +147,17 @@ def worker(folder: Path, *arguments: str, env: Mapping[str, str] | None = None) 
         yield Worker(process, json.loads(line), log)
 
 
+@contextmanager
+def killed_at_end(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
+    """A process that does not outlive a test that has failed."""
+    with process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
+
+
 def until(condition: Any, what: object = "it") -> None:
     """Wait until a condition is true."""
     deadline = time.monotonic() + PATIENCE

@@ -416,6 +416,16 @@ def test_c11_a_group_that_a_kill_tore_is_cut_off(tmp_path: Path) -> None:
     assert [line["id"] for line in lines(tmp_path / "out.jsonl")] == list(range(4))
 
 
+def test_c11_only_a_file_can_be_continued(tmp_path: Path) -> None:
+    numbered(tmp_path / "in.jsonl", 4)
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    ended = mapped(tmp_path, "same", out="pipe.jsonl")
+    assert (ended.returncode, "pipe.jsonl is not a file: only a file can be continued" in ended.stderr) == (2, True)
+    (tmp_path / "out.jsonl.headgate").mkdir()
+    ended = mapped(tmp_path, "same")
+    assert (ended.returncode, "out.jsonl.headgate cannot be read: Is a directory" in ended.stderr) == (2, True)
+
+
 def test_c15_what_somebody_else_wrote_to_the_output_is_not_cut_off(tmp_path: Path) -> None:
     numbered(tmp_path / "in.jsonl", 4)
     assert mapped(tmp_path, "same", "--limit", "3").returncode == 0

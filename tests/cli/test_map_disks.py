@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
-from tests.cli.support import HERE, PATIENCE, Ended, command, environment, importable, run_here, until
+from tests.cli.support import HERE, PATIENCE, Ended, command, environment, importable, killed_at_end, run_here, until
 
 pytestmark = pytest.mark.integration
 
@@ -143,7 +146,7 @@ def test_c15_a_journal_that_has_no_room_for_results_that_wait_for_their_turn(tmp
     count, out = 3000, tmp_path / "out.jsonl"
     numbered(tmp_path / "in.jsonl", count)
     arguments = ["map", "map_jobs:slow_and_long", "in.jsonl", "-o", "out.jsonl", "--json"]
-    with limited(tmp_path, 60_000, *arguments) as process:
+    with killed_at_end(limited(tmp_path, 60_000, *arguments)) as process:
         assert process.stderr is not None
         first = process.stderr.readline()
         assert first.startswith("stopping: out.jsonl.headgate cannot be written: File too large; what runs is finished")
@@ -162,7 +165,7 @@ def test_c15_calls_that_run_when_the_disk_is_full_end_and_their_results_are_kept
     out = tmp_path / "out.jsonl"
     numbered(tmp_path / "in.jsonl", 100)
     arguments = ["map", "map_jobs:first_is_huge", "in.jsonl", "-o", "out.jsonl", "--json", *order]
-    with limited(tmp_path, 100_000, *arguments) as process:
+    with killed_at_end(limited(tmp_path, 100_000, *arguments)) as process:
         assert process.stderr is not None
         first = process.stderr.readline()
         assert first.startswith("stopping: out.jsonl cannot be written: File too large; what runs is finished")
@@ -208,16 +211,65 @@ def test_c15_stdout_on_a_full_disk(tmp_path: Path) -> None:
     assert "stopped: stdout cannot be written: No space left on device. 10 results" in process.stderr
 
 
+def test_c15_parquet_on_a_full_disk_is_made_by_the_next_command(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    numbered(tmp_path / "in.jsonl", 1)
+    arguments = ["map", "map_jobs:wide", "in.jsonl", "-o", "out.parquet"]
+    process = ran([sys.executable, "-c", LIMITED, "8000", *arguments], tmp_path)
+    assert process.returncode == 1
+    assert "the results cannot be written as Parquet: " in process.stderr
+    assert "They are kept as JSON lines in out.parquet.part.jsonl; the same command goes on" in process.stderr
+    assert not list(tmp_path.glob("*.new")), "a full disk needs the room"
+    process = ran(command(*arguments), tmp_path)
+    assert (process.returncode, (tmp_path / "out.parquet").exists()) == (0, True)
+    assert "this run: 0 records" in process.stderr
+
+
+def test_c15_a_disk_that_does_not_confirm_what_was_written_stops_the_run(tmp_path: Path) -> None:
+    numbered(tmp_path / "in.jsonl", 10)
+    failed = []
+
+    def fsync(file: int) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            failed.append(file)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with mock.patch("os.fsync", fsync):
+        ended = run_here("map", "map_jobs:same", "in.jsonl", "-o", "out.jsonl", cwd=tmp_path)
+    assert (ended.returncode, len(failed)) == (1, 1), "a second sync would confirm what the disk has lost"
+    assert "out.jsonl.headgate cannot be written: Input/output error" in ended.stderr
+    assert "The disk did not confirm what was written last" in ended.stderr
+    ended = run_here("map", "map_jobs:same", "in.jsonl", "-o", "out.jsonl", cwd=tmp_path)
+    assert (ended.returncode, "this run: 0 records" in ended.stderr) == (0, True), "it is there, and verifies"
+
+
+def test_c11_a_journal_that_was_just_replaced_counts_nothing_that_is_not_written(tmp_path: Path) -> None:
+    """It is replaced as often as can be, and looked at as a kill would leave it."""
+    folder, copies = tmp_path / "run", tmp_path / "copies"
+    folder.mkdir()
+    copies.mkdir()
+    numbered(tmp_path / "in.jsonl", 400)
+    arguments = ["map", "map_jobs:copied", str(tmp_path / "in.jsonl"), "-o", "out.jsonl"]
+    with mock.patch("headgate.cli.batch.output._SHORT", 0), mock.patch("headgate.cli.batch.flow._SYNC", 0.0):
+        ended = run_here(*arguments, cwd=folder, env={"FOLDER": str(folder), "COPIES": str(copies)})
+    assert ended.returncode == 0
+    for image in copies.iterdir():
+        ended = run_here(*arguments, cwd=image, env={"FOLDER": str(image)})
+        assert ended.returncode == 0, ended.stderr
+        assert [one["id"] for one in lines(image / "out.jsonl")] == list(range(400))
+
+
 @pytest.mark.parametrize("what", ["deleted", "replaced", "cut", "folder removed"])
 def test_c15_an_output_that_is_taken_away_is_noticed(what: str, tmp_path: Path) -> None:
     folder = tmp_path / "results"
     folder.mkdir()
     numbered(tmp_path / "in.jsonl", 100)
     out = folder / "out.jsonl"
-    with subprocess.Popen(
+    process = subprocess.Popen(
         command("map", "map_jobs:waits_for_a_file", "in.jsonl", "-o", str(out), "--max-concurrent", "3"),
         stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=environment(env_of(tmp_path)),
-    ) as process:  # fmt: skip
+    )  # fmt: skip
+    with killed_at_end(process):
         until(lambda: (tmp_path / "began-2").exists())
         if what == "deleted":
             out.unlink()

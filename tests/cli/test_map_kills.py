@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import random
 import signal
 import subprocess
+import sys
+import termios
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -15,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.support import HERE, PATIENCE, command, environment, importable, until
+from tests.cli.support import HERE, PATIENCE, command, environment, importable, killed_at_end, until
 
 pytestmark = pytest.mark.integration
 
@@ -134,6 +138,53 @@ def test_c01_a_second_signal_ends_at_once(options: list[str], tmp_path: Path) ->
     assert process.returncode == 130
     assert "Traceback" not in errors
     assert len([first, *errors.splitlines()]) <= 10
+
+
+def test_c01_a_second_signal_ends_at_once_although_nobody_reads_stdout(tmp_path: Path) -> None:
+    """Two that differ: the system keeps a signal only once until the process has seen it."""
+    numbered(tmp_path / "in.jsonl", 100_000)
+    reader, writer = os.pipe()
+    started = subprocess.Popen(
+        command("map", "map_jobs:same", "in.jsonl", "-o", "-"),
+        stdout=writer, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
+        env=environment({"PYTHONPATH": importable(HERE)}),
+    )  # fmt: skip
+    with killed_at_end(started) as process:
+        os.close(writer)
+        until(lambda: process.poll() is not None or _unread(reader) >= 50_000)
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=PATIENCE)
+    os.close(reader)
+    assert process.returncode in (130, 143), errors
+    assert "Traceback" not in errors
+    assert "stopped by" in errors
+
+
+def _unread(pipe: int) -> int:
+    """Bytes that a pipe holds."""
+    found = bytearray(4)
+    fcntl.ioctl(pipe, termios.FIONREAD, found)
+    return int.from_bytes(found, sys.byteorder)
+
+
+def test_c10_a_stdout_that_does_not_wait_gets_all_results(tmp_path: Path) -> None:
+    """A pipe that another program has set so."""
+    numbered(tmp_path / "in.jsonl", 20_000)
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    started = subprocess.Popen(
+        command("map", "map_jobs:same", "in.jsonl", "-o", "-"),
+        stdout=writer, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
+        env=environment({"PYTHONPATH": importable(HERE)}),
+    )  # fmt: skip
+    with killed_at_end(started) as process:
+        os.close(writer)
+        with open(reader, "rb") as file:
+            until(lambda: process.poll() is not None or _unread(reader) >= 50_000)
+            written = [json.loads(line)["id"] for line in file]
+        _, errors = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, written) == (0, list(range(20_000))), errors
 
 
 def test_c11_with_a_pool_a_signal_stops_what_is_queued(tmp_path: Path) -> None:

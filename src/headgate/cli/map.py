@@ -22,7 +22,7 @@ After Ctrl-C, a crash or a reboot the same command picks up where it left off: n
 missing. Failed records are written to OUT.failed.jsonl with their errors.
 
 The first Ctrl-C or SIGTERM lets running calls finish, the second one ends at once; the exit code is 130 or 143. It is 1
-if a record has failed."""
+if a record has failed, or if the run could not go on, for example because the disk is full."""
 _EXAMPLE = """\
 example:
   headgate map jobs:ask prompts.jsonl -o answers.jsonl --keys keys.toml
@@ -73,7 +73,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--continue",
         dest="go_on",
         action="store_true",
-        help="go on although the function or the input has changed",
+        help="go on although the function or the input has changed, or the journal does not know all of OUT",
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import sys
@@ -10,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass
 from functools import partial
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from headgate.cli.batch.book import Book, Fields
@@ -101,6 +103,7 @@ class Job:
         self._resources: ResourcePool[Any] | None = None
         self._by_key: dict[str, Tally] = {}
         self._signal: int | None = None
+        self._signals = 0
         self._books: list[Book] = []
         self._flow: Flow | None = None
         self._failure: BaseException | None = None
@@ -112,8 +115,12 @@ class Job:
         began = clock.now()
         loop = asyncio.get_running_loop()
         at_once: asyncio.Future[None] = loop.create_future()
-        for number in _SIGNALS:
-            loop.add_signal_handler(number, self._interrupted, number, at_once)
+
+        def signalled(number: int, frame: FrameType | None) -> None:
+            self._signals += 1  # at once, also while the loop waits for stdout
+            loop.call_soon_threadsafe(self._interrupted, number, at_once)
+
+        before = [signal.signal(number, signalled) for number in _SIGNALS]
         work = asyncio.ensure_future(self._work())
         shown = asyncio.ensure_future(show(Progress(self._counts, self._states)))
         try:
@@ -121,8 +128,8 @@ class Job:
         finally:
             shown.cancel()
             await asyncio.wait((shown,))
-            for number in _SIGNALS:
-                loop.remove_signal_handler(number)
+            for number, handler in zip(_SIGNALS, before, strict=True):
+                signal.signal(number, handler)
         complete = False
         if not work.done():
             if self._flow is not None:
@@ -146,7 +153,7 @@ class Job:
 
     def _stopped(self, _: object) -> None:
         """Say at once why nothing more is begun: what runs may take long."""
-        if self._flow is not None and isinstance(self._flow.failure, WriteFailed):
+        if self._flow is not None and isinstance(self._flow.failure, WriteFailed) and self._wishes.out != "-":
             say(f"stopping: {self._flow.failure}; what runs is finished, and kept if there is room", sys.stderr)
 
     # -- the work ------------------------------------------------------------------------------------------------------
@@ -157,7 +164,9 @@ class Job:
         async with AsyncExitStack() as stack:
             if wishes.out == "-":
                 await self._open_pools(stack)
-                return await self._phase(Stdout(_take_stdout(stack), 2), Journal(self._about))
+                return await self._phase(
+                    Stdout(_take_stdout(stack), 2, lambda: self._signals > 1), Journal(self._about)
+                )
             if wishes.input != "-":
                 self._paths.refuse_input(wishes.input)
             files = stack.enter_context(closing(Files(self._paths, with_ids=wishes.id is not None)))
@@ -335,6 +344,8 @@ class Job:
         flow, failure = self._flow, self._failure
         if flow is not None:
             failure = flow.failure or failure
+        if isinstance(failure, WriteFailed) and failure.errno == errno.EINTR:
+            failure = None  # the user has seen to it
         done, failed, _ = self._counts()
         books = self._books
         run = sum(book.totals.done + book.totals.failed for book in books)

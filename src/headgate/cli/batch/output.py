@@ -19,10 +19,11 @@ import errno
 import fcntl
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from select import POLLOUT, poll
 from typing import Protocol
 from zlib import crc32
 
@@ -48,6 +49,8 @@ from headgate.core.clock import clock
 from headgate.stores.shared.sqlite_place import boot_id
 
 _SHORT = 1 << 22  # bytes below which a journal is not replaced by a shorter one
+_PIPE = 4096  # bytes that a pipe takes at once if it takes any
+_PATIENCE = 200  # milliseconds between two looks whether a second Ctrl-C has come
 
 
 class WriteFailed(OSError):
@@ -119,14 +122,33 @@ class Stdout:
     can_retry = False
     is_long = False
 
-    def __init__(self, out: int, failed: int) -> None:
+    def __init__(self, out: int, failed: int, is_hurried: Callable[[], bool]) -> None:
+        """`is_hurried` says whether somebody who does not read is no longer waited for."""
         self._out = out
         self._failed = failed
+        self._is_hurried = is_hurried
 
     def write(self, group: Group) -> None:
         """Write a group of results."""
-        _write(self._out, group.out, "stdout")
-        _write(self._failed, group.failed, "stderr")
+        with _named("stdout"):
+            self._write(self._out, group.out)
+        with _named("stderr"):
+            self._write(self._failed, group.failed)
+
+    def _write(self, file: int, data: bytes) -> None:
+        """Write as much at a time as a pipe takes without waiting: inside a write no second Ctrl-C would be seen."""
+        room = poll()
+        room.register(file, POLLOUT)
+        rest = memoryview(data)
+        while rest:
+            if not room.poll(_PATIENCE):
+                if self._is_hurried():
+                    raise OSError(errno.EINTR, "nobody reads it, and the run was interrupted")
+                continue
+            try:
+                rest = rest[os.write(file, rest[:_PIPE]) :]
+            except BlockingIOError:
+                pass  # it was made so by whoever shares it
 
     def sync(self) -> int:
         """Nothing."""
@@ -164,6 +186,8 @@ class Files:
         except FileNotFoundError:
             self._refuse_foreign()
             return None
+        except OSError as error:
+            raise WrongCall(f"{paths.journal} cannot be read: {error.strerror}") from None
         if found is None:
             raise WrongCall(
                 f"{paths.journal} was cut or damaged: it does not say how far the run is. Put it back, or begin anew "
@@ -229,8 +253,10 @@ class Files:
         """Forget what earlier runs left."""
         for path in (self.paths.journal, self.paths.failed, self.paths.retrying, self.paths.ids, self.paths.final):
             if path != self.paths.out:
-                path.unlink(missing_ok=True)
-        os.ftruncate(self._out, 0)
+                with _named(path):
+                    path.unlink(missing_ok=True)
+        with _named(self.paths.out):
+            os.ftruncate(self._out, 0)
 
     def begin_retry(self, state: State, early: list[Early]) -> State:
         """Put the failures aside, to run them again."""
