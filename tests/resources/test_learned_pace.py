@@ -114,3 +114,26 @@ async def test_l09_headers_that_say_twice_the_limit_cost_few_refusals() -> None:
 async def test_l09_calls_that_overtake_each_other_do_not_hide_what_a_bucket_allows() -> None:
     for key in await keep_busy(latency=0.05, at_a_time=40, exaggeration=2.0, transit=0.01):
         key.check(PER, 4 * PER)
+
+
+@virtual
+async def test_l09_a_call_that_is_too_large_for_the_tokens_left_says_nothing_about_requests() -> None:
+    pool = ResourcePool({"a": "a"}, quota="learn", classify=headgate.http_errors)
+    told = {
+        "x-ratelimit-limit-requests": "600",
+        "x-ratelimit-remaining-requests": "500",
+        "x-ratelimit-reset-requests": "10s",
+        "x-ratelimit-limit-tokens": "90000",
+        "x-ratelimit-remaining-tokens": "700",
+        "x-ratelimit-reset-tokens": "59s",
+    }
+    answers = iter([Response(200, told), Response(429, {**told, "retry-after-ms": "500"}), Response(200, told)])
+
+    async def operation(key: Resource[str]) -> Response:
+        return next(answers)
+
+    await pool.run(operation)
+    await pool.run(operation, cost=600, wait_for_capacity=True)
+    left = pool.snapshot()["a"]["quota"]["left"]
+    assert left["requests"] >= 490
+    assert left["tokens"] <= 1200
