@@ -16,13 +16,13 @@ _PERIODS: Final = (60.0, 1.0, 3600.0, 86400.0)
 _TRANSIT: Final = 0.05
 """Seconds by which calls may differ on their way to the provider. Grows with refusals."""
 _MOST_CAUTION: Final = 40.0
-_PLENTY: Final = 4.0
-"""Caution above which refusals are not explained by calls that overtake each other on their way."""
-_TRUST_KEPT: Final = 0.95
-_ENOUGH: Final = 3.0
-"""Accepted calls between two refusals that say something about the rate."""
-_TRUST_GAINED: Final = 0.0001
-_LEAST_TRUST: Final = 0.1
+_REGAINED: Final = 3e-9
+"""The part by which a measured rate grows with each answer, times the square of the answers since the last refusal. So
+about one call in 300 finds out whether more is allowed, and a rate that has doubled is noticed after 900 calls."""
+_EXACT: Final = 0.01
+"""Once a rate is measured as exactly as this, measuring begins again: the rate may change."""
+_LEAST_PART: Final = 0.1
+"""The part of the rate in the headers that remains whatever is measured: refusals may have other causes."""
 _ORDER: Final = 0.25
 """Seconds within which calls may be counted in another order than they started in, unless answers come sooner."""
 _JITTER: Final = 0.02
@@ -30,8 +30,6 @@ _SAME_END: Final = 1.0
 """Seconds: ends of windows that are closer than this are the same."""
 _UNTOLD: Final = 1.0
 """Seconds after which one call asks again, when answers do not say when an amount comes back."""
-_RAMP: Final = 4
-"""Calls that may be in flight for each answer, until the kind of the limit is known."""
 _AGREE: Final = 2
 """Answers in a row that must say that a window ends earlier than was known."""
 _MOST_VOTES: Final = 3
@@ -62,9 +60,15 @@ class LearnedLimit:
     estimate is moved only if it is outside. Old answers say nothing new. That makes it right in any order of answers,
     with any number of calls in flight, and when others use the same key.
 
-    What is not known is taken from the safe side, and a refusal makes us more careful (`_caution`): in a bucket the
-    price is a constant part that stays unused, never a lower rate. Headers that promise too much are corrected by
-    refusals: `_overstated` is how much less remains than they say, `_trust` how much more slowly a bucket refills.
+    Starts are paced, whatever the kind: a tenth of the limit at once, and what is left evenly until the window ends or,
+    in a bucket, over the time that it takes to fill, so at most twice as fast as it refills. If a full bucket is spent
+    at once, its answers come at once too: the slots of a pool run out in waves, and headers that promise too much cost
+    a storm of refusals. The price is that a batch as large as a full bucket takes half of that time to start.
+
+    A refusal has one of three causes, and each has its own correction, so that few refusals are enough. Less remains
+    than the headers say (`_overstated`): from then on they never raise our estimate of a bucket. It refills more slowly
+    than they say (`_measured`): two refusals are exact moments between which the accepted calls are what has flowed in.
+    Or calls overtook each other on their way (`_caution`): a constant part of a bucket stays unused, at the full rate.
     """
 
     __slots__ = (
@@ -78,9 +82,12 @@ class LearnedLimit:
         "_caution",
         "_counts_tokens",
         "_earlier",
+        "_empty_since",
         "_end",
+        "_is_sure",
         "_latency",
         "_level",
+        "_measured",
         "_newest",
         "_overstated",
         "_pace",
@@ -89,7 +96,6 @@ class LearnedLimit:
         "_refused_at",
         "_rows",
         "_span",
-        "_trust",
         "_votes",
         "held",
         "kind",
@@ -119,11 +125,13 @@ class LearnedLimit:
         self._rate_range = (0.0, math.inf)
         self._rated = (0.0, 0.0, 0.0)  # what was used, and the rate that followed, in an answer to compare others with
         self._caution = 1.0
-        self._refused_at = -math.inf  # when it last grew
-        self._accepted = 0.0  # what calls took since then and were not refused
-        self._trust = 1.0  # the part of the rate that answers describe which refusals have left
+        self._refused_at = -math.inf  # when the last refusal came that was not of the same storm as the one before
+        self._empty_since: float | None = None  # when a refused call would have been allowed: measured from then on
+        self._accepted = 0.0  # what calls took since then, less what that one would have taken
+        self._is_sure = True  # was no call in flight behind those that were refused since then?
+        self._measured = math.inf  # how fast a bucket refills at most, as refusals show
         self._overstated = 0.0  # by how much `remaining` is more than there is, as refusals show
-        self._answers = 0
+        self._answers = 0  # since the last refusal
         self._latency = 0.0  # the longest that a recent answer took
         self._rows: list[Row] = []  # calls that started since `_newest`, or shortly before: start and amount
         self._at = -math.inf  # the last start
@@ -143,13 +151,13 @@ class LearnedLimit:
             self.kind = "window" if self._votes else None
 
     def _likely_rate(self, limit: float) -> float | None:
+        """The rate that answers describe, as far as refusals do not contradict."""
         low, high = self._rate_range
         if math.isinf(high):
             return None
-        for per in _PERIODS:
-            if low <= limit / per <= high:
-                return self._trust * limit / per
-        return self._trust * (low + (high - low) / 4 if low > 0 else high / 2)
+        told = low + (high - low) / 4 if low > 0 else high / 2
+        told = next((limit / per for per in _PERIODS if low <= limit / per <= high), told)
+        return min(told, max(self._measured, _LEAST_PART * told))
 
     @property
     def _order(self) -> float:
@@ -170,33 +178,33 @@ class LearnedLimit:
             return left
         if self.limit is not None and left >= self.limit - self._overstated - CLOSE:
             left = self.limit  # nothing is used: if a call fits at all, it fits now
-        if self.kind == "bucket":
-            return left if left == self.limit else left - self._slack()
-        if self.kind == "window" and math.isfinite(self._end):
-            self._pace.refill(self._even_rate(left, now), now)
-            return min(left, self._pace.room()) if paced else left
-        if now >= self._at + _UNTOLD and math.isinf(self._end):
+        elif self.kind == "bucket":
+            left -= self._slack()
+        elif math.isinf(self._end) and now >= self._at + _UNTOLD:
             return math.inf  # nobody said when there is more: one call asks
-        if now >= self._asks_at:
+        elif self.kind is None and now >= self._asks_at:
             return max(1.0, left)
-        if paced and not self._counts_tokens and now < self._at + _UNTOLD:  # a few more in flight with each answer
-            left = min(left, _RAMP * self._answers - self._since(self._newest) - self.held)
-        return left
+        if self.limit is None or not paced:
+            return left
+        self._pace.refill(self._even_rate(left, now), now)
+        return min(left, self._pace.room())
 
     def opens_at(self, amount: float, now: float) -> float:
         """When `amount` may be taken if nothing else is."""
         if self.room(now) >= amount - CLOSE:
             return now
         left = self.left(now)
+        paced_at = now + max(SOON, self._pace.lacks(amount) / self._even_rate(left, now))
         if self.kind == "bucket" and self.rate:
             enough = amount + self._slack()
             enough = enough if self.limit is None else min(enough, self.limit)
-            return max(now + SOON, min(now + (enough - left) / self.rate, self._full_at()))
-        if self.kind == "window" and math.isfinite(self._end) and left >= amount - CLOSE:
-            pace = self._even_rate(left, now)
-            return min(self._ends_at(), now + max(SOON, self._pace.lacks(amount) / pace))
-        opens_at = min(self._ends_at(), self._asks_at) if self.kind is None else self._ends_at()
-        if left >= amount - CLOSE or math.isinf(self._end):  # answers under way will tell; if not, one call asks again
+            return max(now + SOON, min(max(paced_at, now + (enough - left) / self.rate), self._full_at()))
+        opens_at = self._ends_at()
+        if left >= amount - CLOSE:
+            opens_at = min(opens_at, paced_at)
+        if self.kind is None:
+            opens_at = min(opens_at, self._asks_at)
+        if math.isinf(self._end):  # if answers under way do not tell, one call asks again
             opens_at = min(opens_at, self._at + _UNTOLD)
         return max(now + SOON, opens_at)
 
@@ -233,6 +241,7 @@ class LearnedLimit:
         place = bisect_left(self._rows, [start])
         if place < len(self._rows) and self._rows[place][0] == start:
             self._rows[place][1] += change
+            self._accepted += change
             if self._level is not None:
                 self._level -= change
                 if self.limit is not None:
@@ -252,8 +261,7 @@ class LearnedLimit:
         self._answers += 1
         self._latency = max(now - start, 0.9 * self._latency)
         self._caution = max(1.0, self._caution * 0.98)
-        if self._trust < 1.0:  # the longer there is no refusal, the faster
-            self._trust = min(1.0, self._trust + _TRUST_GAINED * (1.0 + self._answers / 50))
+        self._measured *= 1.0 + _REGAINED * self._answers**2
         self._advance(now)
         was = self.kind
         if reset is not None and reset > 0 and self.limit is not None:
@@ -277,43 +285,71 @@ class LearnedLimit:
 
         `remaining` is what the headers of the refusal said. If that was enough for the call, headers promise too much.
         """
-        if start > self._refused_at:  # the others of a storm started before anybody knew
-            self._distrust(now)
-            self._caution, self._refused_at, self._accepted = min(_MOST_CAUTION, self._caution * 2), now, 0.0
         self._answers = 1
         place = bisect_left(self._rows, [start])
         amount = self._rows.pop(place)[1] if place < len(self._rows) and self._rows[place][0] == start else 0.0
-        self._accepted -= amount
-        if remaining is not None and self.limit is not None and remaining - self._overstated >= max(1.0, amount):
-            truth = max(0.0, amount - (self.rate or 0.0) * (after or 0.0)) if self.kind == "bucket" else 0.0
-            self._overstated = min(0.9 * self.limit, self.limit - 1.0, remaining - truth)
-        if self._level is None:
-            return
         self._advance(now)
-        self._level += amount
+        if self._level is None or (self.kind == "window" and start < self._end - self._span < math.inf):
+            return  # nothing is known, or it was of the window before
         was = self.kind
         if after is None and start == self._asked and was is None:
             self._vote(-1)
-        elif after is not None and math.isfinite(self._end):  # a bucket has some long before it is full
+        elif after is not None and now < self._end < math.inf:  # a bucket has some long before it is full
             left = self._end - now
             self._vote(1 if after < left / 2 - self._order else -1 if after > left - self._order else 0)
-        if self.kind == "bucket":
-            rate = self.rate or 0.0
-            wait = after if after is not None else 1.0 / rate if rate else _UNTOLD
-            self._level, self._as_of = min(self._level, 1.0 - rate * wait), now
+        is_explained = self._overstates(amount, after, remaining)
+        if self._empty_since is not None and start > self._empty_since:
+            self._accepted -= amount
+        if self.kind == "bucket" and self.rate:
+            lacking = max(1.0, amount)
+            if start > self._refused_at:
+                is_explained = self._measure(lacking, after, self.rate, start) or is_explained
+            if start >= self._newest - self._order:
+                then = 0.0 if after is None else lacking - self.rate * after
+                flowed = self.rate * (now - start)
+                self._level = then + flowed - min(flowed, self._since(start))
+            else:
+                self._level += amount
         else:
-            self._level = min(self._level, 0.0)
+            self._level = min(self._level + amount, 0.0)
             if after is not None and after > 0 and (was is None or math.isinf(self._end)):
                 self._end = now + after
+        if start > self._refused_at:  # the others of a storm started before anybody knew
+            self._refused_at = now
+            self._caution = self._caution if is_explained else min(_MOST_CAUTION, self._caution * 2)
 
-    def _distrust(self, now: float) -> None:
-        """Learn that a bucket refills more slowly than was told: about as fast as calls were accepted meanwhile."""
-        if self.rate is not None and (self._caution > _PLENTY or self._trust < 1.0):
-            kept = _TRUST_KEPT
-            if self._accepted >= _ENOUGH:
-                kept = max(0.85, min(0.99, self._accepted / max(now - self._refused_at, SOON) / self.rate))
-            self._trust = max(_LEAST_TRUST, kept * self._trust)
+    def _overstates(self, amount: float, after: float | None, remaining: float | None) -> bool:
+        """Whether headers said that there was enough for a call that was refused. Learns by how much they are wrong."""
+        if remaining is None or self.limit is None or remaining - self._overstated < max(1.0, amount):
+            return False
+        truth = max(0.0, amount - (self.rate or 0.0) * (after or 0.0)) if self.kind == "bucket" else 0.0
+        self._overstated = min(0.9 * self.limit, self.limit - 1.0, remaining - truth)
+        return True
+
+    def _measure(self, amount: float, after: float | None, rate: float, start: float) -> bool:
+        """Measure how fast a bucket refills by a refusal. Returns True if that explains it: more slowly than was known.
+
+        The bucket has just enough for the refused call when `after` has passed. What was accepted between two such
+        moments has flowed in meanwhile. Calls that started in the time from a refused call to that moment were refused
+        too, unless one has overtaken it: so the longer the time between two refusals, the more exact is the result.
+        """
+        wait = doubt = amount / rate
+        if after is not None and _rounding(after) < doubt:
+            wait, doubt = after, _rounding(after)
+        later = self._since(start)
+        empty_until, flowed = start + wait, self._accepted + amount - later
+        del self._rows[bisect_right(self._rows, [start, math.inf]) : bisect_right(self._rows, [empty_until, math.inf])]
+        self._is_sure, was_sure = self._is_sure and not later, self._is_sure
+        unsure = rate * (2 * doubt + _JITTER) + (0.0 if self._is_sure else amount)
+        is_exact = unsure <= _EXACT * flowed
+        if self._empty_since is not None and empty_until > self._empty_since and flowed > 0:
+            most = flowed if is_exact else flowed + unsure  # rather too fast: then the next refusal tells more
+            self._measured = min(self._measured, most / (empty_until - self._empty_since))
             self._conclude()
+        if self._empty_since is None or is_exact or not (was_sure or later):
+            self._empty_since, self._is_sure, flowed = empty_until, not later, 0.0
+        self._accepted = flowed - amount + self._since(empty_until)
+        return self.rate is not None and self.rate < rate
 
     def _learn_limit(self, limit: float) -> None:
         self._rate_range, self._rated, self._anchor = (0.0, math.inf), (0.0, 0.0, 0.0), None
@@ -357,6 +393,8 @@ class LearnedLimit:
             return  # it says nothing new
         highest = level - self._since(start + self._order)
         lowest = level - self._since(start - self._order, start)
+        if self._overstated and self.kind == "bucket":
+            lowest = -math.inf  # only refusals say how much there is at least
         self._level = min(highest, max(lowest, self._level))
         if self.limit is not None:
             self._level = min(self._level, self.limit)
@@ -418,10 +456,12 @@ class LearnedLimit:
             self._level += (self.rate or 0.0) * elapsed
             if self.limit is not None:
                 self._level = self.limit if now >= self._full_at() else min(self._level, self.limit)
+            if self._level > self._pace.burst + self._slack() + 1.0:
+                self._empty_since = None  # it may have been full
         elif now >= self._ends_at():
             begin = self._end if now < self._ends_at() + self._span else now
             whole = 1.0 if self.limit is None else self.limit - self._overstated
-            self._level = whole - self._since(begin)
+            self._level = whole - self._since(begin if self.kind == "window" else min(begin, self._newest))
             self._end = begin + self._span if self._span and self.kind == "window" else math.inf
             self._pace.level, self._pace.at = min(1.0, self._pace.burst), now
 
@@ -436,10 +476,19 @@ class LearnedLimit:
         return self._end + self._caution * _TRANSIT
 
     def _even_rate(self, left: float, now: float) -> float:
-        """The pace at which what is left lasts until the window ends."""
+        """The pace at which what is left lasts until the window ends, or as long as the bucket takes to fill.
+
+        If it may be either, the faster of the two: at a pace that leaves it full, answers never tell.
+        """
+        refill = self._rate_range[1] if self.kind is None else self.rate or 0.0
+        pace = 0.0
+        if self.kind != "window" and self.limit is not None and refill < math.inf:
+            pace = refill * (1.0 + max(0.0, left) / self.limit)
+        if self.kind == "bucket" and pace:
+            return pace
         if math.isinf(self._end):
-            return self._pace.burst / _UNTOLD
-        return (max(0.0, left) + self._pace.unit) / max(self._ends_at() - now, SOON)
+            return max(pace, self._pace.burst / _UNTOLD)
+        return max(pace, (max(0.0, left) + self._pace.unit) / max(self._ends_at() - now, SOON))
 
     def _since(self, start: float, but: float | None = None) -> float:
         """What calls take that started after `start`, except for the one that started at `but`."""
@@ -458,23 +507,23 @@ class LearnedLimit:
         return {
             "limit": self.limit,
             "level": self._level,
-            "as_of": _finite(self._as_of),
-            "newest": _finite(self._newest),
-            "end": _finite(self._end),
+            "as_of": finite(self._as_of),
+            "newest": finite(self._newest),
+            "end": finite(self._end),
             "span": self._span,
             "earlier": self._earlier,
             "votes": self._votes,
             "anchor": None if self._anchor is None else list(self._anchor),
-            "rates": [self._rate_range[0], _finite(self._rate_range[1]), *self._rated],
-            "caution": [self._caution, _finite(self._refused_at), self._accepted],
-            "trust": self._trust,
+            "rates": [self._rate_range[0], finite(self._rate_range[1]), *self._rated],
+            "caution": [self._caution, finite(self._refused_at)],
+            "measured": [finite(self._measured), self._empty_since, self._accepted, int(self._is_sure)],
             "overstated": self._overstated,
             "answers": self._answers,
             "latency": self._latency,
-            "asks": [_finite(self._asks_at), _finite(self._asked)],
+            "asks": [finite(self._asks_at), finite(self._asked)],
             "rows": self._rows,
-            "at": _finite(self._at),
-            "pace": [self._pace.burst, self._pace.level, _finite(self._pace.at)],
+            "at": finite(self._at),
+            "pace": [self._pace.burst, self._pace.level, finite(self._pace.at)],
         }
 
     def load(self, body: Mapping[str, Any]) -> None:
@@ -490,11 +539,13 @@ class LearnedLimit:
         used_then, low_then, high_then = map(number, rated)
         self._rated = (used_then, low_then, high_then)
         self._rate_range = (number(low), math.inf if high is None else number(high))
-        caution, refused_at, accepted = several(body.get("caution"), 3)
+        caution, refused_at = several(body.get("caution"), 2)
         self._caution = max(1.0, min(_MOST_CAUTION, number(caution)))
         self._refused_at = -math.inf if refused_at is None else number(refused_at)
-        self._accepted = number(accepted)
-        self._trust = max(_LEAST_TRUST, min(1.0, number(body.get("trust"))))
+        measured, empty_since, accepted, is_sure = several(body.get("measured"), 4)
+        self._measured = math.inf if measured is None else number(measured)
+        self._empty_since = None if empty_since is None else number(empty_since)
+        self._accepted, self._is_sure = number(accepted), is_sure == 1
         self._overstated = max(0.0, number(body.get("overstated")))
         self._answers = int(number(body.get("answers")))
         self._latency = number(body.get("latency"))
@@ -537,7 +588,8 @@ def rows_of(value: Any) -> list[Row]:
     return sorted([number(one) for one in several(row, 2)] for row in value)
 
 
-def _finite(value: float) -> float | None:
+def finite(value: float) -> float | None:
+    """A time as JSON can hold it, or None if it is infinite."""
     return value if math.isfinite(value) else None
 
 

@@ -13,7 +13,7 @@ used: the amount changes, the moment does not.
 
 Pacing. A window that is spent at its start leaves urgent work waiting for the next one. So a window lets a `burst`
 start at once and spaces the rest: whoever is first in the queue gets the next start within about per / limit seconds.
-Buckets need none of this: once they are empty, their refill is the pace.
+A configured `Bucket` needs none of this: once it is empty, its refill is the pace.
 
 Times may be of any clock that never jumps back, always of the same one.
 """

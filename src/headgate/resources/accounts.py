@@ -219,9 +219,8 @@ class Account:
             reservation.asks = False
             self.budget.probed(answered=True)
         if refusal is not None:
-            spent = {one.name: one.remaining for one in limits if one.is_spent}
-            told = {one.name: one.remaining for one in limits if not one.name.endswith(TOKENS)}
-            self.budget.refused(spent or told or {REQUESTS: None}, refusal.retry_after, start, now)
+            need = {} if reservation is None else reservation.need
+            self.budget.refused(_to_blame(limits, need), refusal.retry_after, start, now)
 
     def retime(self, since: float, now: float) -> None:
         """Count what started since then as started now: the event loop stood still, and nothing was sent before."""
@@ -313,6 +312,20 @@ class Account:
         """Do not hold it for this call any more."""
         if self._holder is ticket:
             self._holder, self._has_opened = None, True
+
+
+def _to_blame(limits: Iterable[Limit], need: Need) -> dict[str, float | None]:
+    """Return the limits because of which a call was refused, and what remains of each.
+
+    These are the limits of which too little remains for it. If headers say that there is enough of all, one of them is
+    not what they say, or the call takes more than it reserved: most likely of the limit of which the least remains.
+    """
+    told = [(one, one.remaining) for one in limits if one.remaining is not None]
+    lacking: dict[str, float | None] = {one.name: left for one, left in told if left < need.get(one.name, 1.0)}
+    if lacking or not told:
+        return lacking or {REQUESTS: None}
+    scarcest, left = min(told, key=lambda pair: pair[1] / pair[0].limit if pair[0].limit else 1.0)
+    return {scarcest.name: left}
 
 
 # -- the accounts of this process --------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from headgate.gate.learned import LearnedLimit, number, rows_of, several
+from headgate.gate.learned import LearnedLimit, finite, number, rows_of, several
 from headgate.gate.windows import CLOSE, Bucket, FixedWindow, SlidingWindow
 from headgate.resources.quota import LEARN, Quota, QuotaSetting
 from headgate.resources.rate_limits import Limit
@@ -176,7 +176,7 @@ class Ledger:
     def body(self) -> dict[str, Any]:
         """What is counted and learned, as JSON can hold it. What is held is not part of it."""
         windows = {name: _body(window) for name, window in self.windows.items()}
-        return {"windows": windows, "heard": self.heard, "probing": self.probing, "asked_at": _finite(self._asked_at)}
+        return {"windows": windows, "heard": self.heard, "probing": self.probing, "asked_at": finite(self._asked_at)}
 
     def load(self, body: Mapping[str, Any]) -> None:
         """Continue from what `body` wrote for the same quota. Raises ValueError for anything else."""
@@ -200,11 +200,11 @@ def _body(window: Window) -> dict[str, Any]:
     if isinstance(window, LearnedLimit):
         return window.body()
     if isinstance(window, FixedWindow):
-        return {"fixed": [_finite(one) for one in window.state]}
+        return {"fixed": [finite(one) for one in window.state]}
     level, at = window.pace
     if isinstance(window, Bucket):
-        return {"bucket": [level, _finite(at), _finite(window.full_at)]}
-    return {"rows": window.rows(), "pace": [level, _finite(at)]}
+        return {"bucket": [level, finite(at), finite(window.full_at)]}
+    return {"rows": window.rows(), "pace": [level, finite(at)]}
 
 
 def _load(window: Window, state: Mapping[str, Any]) -> None:
@@ -221,10 +221,6 @@ def _load(window: Window, state: Mapping[str, Any]) -> None:
         return
     level, at = several(state.get("pace"), 2)
     window.load(rows_of(state.get("rows")), number(level), _moment(at))
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _moment(value: Any) -> float:
