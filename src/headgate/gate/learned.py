@@ -186,7 +186,8 @@ class LearnedLimit:
             return max(1.0, left)
         if self.limit is None or not paced:
             return left
-        self._pace.refill(self._even_rate(left, now), now)
+        if now > self._pace.at:  # benchmarks/quotas.py: this is asked several times for each call
+            self._pace.refill(self._even_rate(left, now), now)
         return min(left, self._pace.room())
 
     def opens_at(self, amount: float, now: float) -> float:
@@ -261,7 +262,8 @@ class LearnedLimit:
         self._answers += 1
         self._latency = max(now - start, 0.9 * self._latency)
         self._caution = max(1.0, self._caution * 0.98)
-        self._measured *= 1.0 + _REGAINED * self._answers**2
+        if self._measured < math.inf:
+            self._measured *= 1.0 + _REGAINED * self._answers**2
         self._advance(now)
         was = self.kind
         if reset is not None and reset > 0 and self.limit is not None:
@@ -456,7 +458,7 @@ class LearnedLimit:
             self._level += (self.rate or 0.0) * elapsed
             if self.limit is not None:
                 self._level = self.limit if now >= self._full_at() else min(self._level, self.limit)
-            if self._level > self._pace.burst + self._slack() + 1.0:
+            if self._empty_since is not None and self._level > self._pace.burst + self._slack() + 1.0:
                 self._empty_since = None  # it may have been full
         elif now >= self._ends_at():
             begin = self._end if now < self._ends_at() + self._span else now
