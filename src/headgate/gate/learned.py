@@ -30,6 +30,10 @@ _SAME_END: Final = 1.0
 """Seconds: ends of windows that are closer than this are the same."""
 _UNTOLD: Final = 1.0
 """Seconds after which one call asks again, when answers do not say when an amount comes back."""
+_SPREAD: Final = 3.0
+"""Seconds over which what a bucket has saved is spread at least, unless it fills faster."""
+_LATENCIES: Final = 4.0
+"""The same, as a multiple of the time that answers take."""
 _AGREE: Final = 2
 """Answers in a row that must say that a window ends earlier than was known."""
 _MOST_VOTES: Final = 3
@@ -60,10 +64,10 @@ class LearnedLimit:
     estimate is moved only if it is outside. Old answers say nothing new. That makes it right in any order of answers,
     with any number of calls in flight, and when others use the same key.
 
-    Starts are paced, whatever the kind: a tenth of the limit at once, and what is left evenly until the window ends or,
-    in a bucket, over the time that it takes to fill, so at most twice as fast as it refills. If a full bucket is spent
-    at once, its answers come at once too: the slots of a pool run out in waves, and headers that promise too much cost
-    a storm of refusals. The price is that a batch as large as a full bucket takes half of that time to start.
+    Starts are paced, whatever the kind: a tenth of the limit at once, and what is left evenly until the window ends.
+    What a bucket has saved is spread over a few seconds, or over four times as long as answers take. If a full bucket
+    is spent at once, its answers come at once too: the slots of a pool run out in waves, and headers that promise too
+    much cost a storm of refusals.
 
     A refusal has one of three causes, and each has its own correction, so that few refusals are enough. Less remains
     than the headers say (`_overstated`): from then on they never raise our estimate of a bucket. It refills more slowly
@@ -478,14 +482,15 @@ class LearnedLimit:
         return self._end + self._caution * _TRANSIT
 
     def _even_rate(self, left: float, now: float) -> float:
-        """The pace at which what is left lasts until the window ends, or as long as the bucket takes to fill.
+        """The pace at which what is left lasts until the window ends, or what a bucket has saved is spread.
 
         If it may be either, the faster of the two: at a pace that leaves it full, answers never tell.
         """
         refill = self._rate_range[1] if self.kind is None else self.rate or 0.0
         pace = 0.0
-        if self.kind != "window" and self.limit is not None and refill < math.inf:
-            pace = refill * (1.0 + max(0.0, left) / self.limit)
+        if self.kind != "window" and self.limit is not None and 0.0 < refill < math.inf:
+            spread = min(self.limit / refill, max(_SPREAD, _LATENCIES * self._latency))
+            pace = refill + max(0.0, left) / spread
         if self.kind == "bucket" and pace:
             return pace
         if math.isinf(self._end):
