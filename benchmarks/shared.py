@@ -1,4 +1,4 @@
-"""Budgets that processes share, beside queues of jobs in PostgreSQL: grants per second, latency, bytes.
+"""Budgets that processes share, beside queues of jobs in PostgreSQL: grants per second, latency, slots busy, bytes.
 
     make bench          ten minutes
     make bench-quick    three minutes
@@ -68,6 +68,10 @@ GRANTS = Bar(2_000)
 BESIDE = {"dbos": Bar(10), "procrastinate": Bar(3)}
 START_MS = {"sqlite": Bar(1, at_most=True), "postgres": Bar(3, at_most=True)}
 HANDED_MS = {"sqlite": Bar(2, at_most=True), "postgres": Bar(5, at_most=True)}
+BUSY = Bar(0.85)
+"""The part of the time in which a slot is used, while more tasks wait than there are slots."""
+SIX = 6
+TASK_MS = 25
 STATE = Bar(4096, at_most=True)
 KEPT = Bar(0.02, at_most=True)
 """The part of what the second half of the changes wrote by which the store has grown meanwhile.
@@ -90,6 +94,8 @@ class Lengths:
     rounds: int
     starts: int
     hand_overs: int
+    busy: float
+    """Seconds for which six processes keep the slots busy."""
     exchanges: int
     tenants: int
     writes: int
@@ -102,6 +108,7 @@ FULL = Lengths(
     rounds=5,
     starts=1_000,
     hand_overs=300,
+    busy=10.0,
     exchanges=20_000,
     tenants=100_000,
     writes=100_000,
@@ -113,6 +120,7 @@ QUICK = Lengths(
     rounds=3,
     starts=200,
     hand_overs=100,
+    busy=4.0,
     exchanges=1_000,
     tenants=100_000,
     writes=10_000,
@@ -309,17 +317,29 @@ class Four:
         ran = sorted((begun, ended, number) for number, ones in enumerate(answers) for begun, ended in ones)
         return [1e3 * (after[0] - before[1]) for before, after in itertools.pairwise(ran) if before[2] != after[2]]
 
+    async def keep_busy(self, seconds: float, task: float) -> tuple[float, int]:
+        """How many slots are in use on average, without the first second and the last task, and most at a time."""
+        asked = [lane.ask("keep busy", seconds=seconds, task=task) for lane in self.lanes]
+        answers = await asyncio.gather(*asked)
+        since = max(ones[0][0] for ones in answers) + 1.0
+        until = min(ones[-1][1] for ones in answers) - 2 * task
+        ran = [(begun, ended) for ones in answers for begun, ended in ones]
+        used = sum(max(0.0, min(ended, until) - max(begun, since)) for begun, ended in ran)
+        changes = sorted([(ended, -1) for _, ended in ran] + [(begun, 1) for begun, _ in ran])
+        return used / (until - since), max(itertools.accumulate(change for _, change in changes))
+
 
 @asynccontextmanager
-async def four(name: str, around: Surroundings) -> AsyncIterator[Four]:
+async def four(name: str, around: Surroundings, members: int = MEMBERS) -> AsyncIterator[Four]:
     """Start the processes of a contestant; end them at the end."""
-    place = await around.place(name)
+    label = name if members == MEMBERS else f"{name}_of_{members}"
+    place = await around.place(label)
     await prepare(name, place)
-    tally = around.folder / f"{name}.tally"
-    tally.write_bytes(bytes(8 * MEMBERS))
+    tally = around.folder / f"{label}.tally"
+    tally.write_bytes(bytes(8 * members))
     async with AsyncExitStack() as stack:
         lanes, pids = [], []
-        for number in range(MEMBERS):
+        for number in range(members):
             errors = stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115  # the stack closes it
             command = (sys.executable, str(FOLDER / "budget.py"), name, place, str(number), str(tally))
             process = await asyncio.create_subprocess_exec(
@@ -390,6 +410,37 @@ def show_four(rows: list[dict[str, Any]]) -> None:
 def show_handed(rows: list[dict[str, Any]]) -> None:
     table.print_table(
         "From the end of a task to the start of the next in another process", _LATENCIES, _latency_cells(rows)
+    )
+
+
+# -- slots in use -----------------------------------------------------------------------------------------------------
+
+
+async def measure_busy(lengths: Lengths, around: Surroundings) -> list[dict[str, Any]]:
+    """Tasks that are as short as a fast call: each release hands a slot to another process."""
+    rows = []
+    for name in HANDED_MS:
+        table.say(f"six processes keep the slots busy, {name} ...")
+        async with four(name, around, SIX) as processes:
+            slots, most = await processes.keep_busy(lengths.busy, TASK_MS / 1e3)
+        rows.append({"who": name, "slots": slots, "most": most} | _judged(BUSY, slots / LIMIT))
+    return rows
+
+
+def show_busy(rows: list[dict[str, Any]]) -> None:
+    header = ("who", "slots busy", "of all", "most at a time", "must", "verdict")
+    print_rows = [
+        (
+            TITLES[row["who"]],
+            f"{row['slots']:.2f} of {LIMIT}",
+            f"{row['slots'] / LIMIT:.0%}",
+            f"{row['most']}",
+            *_bar(row, "{:.0%}"),
+        )
+        for row in rows
+    ]
+    table.print_table(
+        f"Slots busy: {SIX} processes on one budget of {LIMIT}, tasks of {TASK_MS} ms", header, print_rows
     )
 
 
@@ -559,6 +610,7 @@ def missed(results: Mapping[str, Any]) -> list[str]:
             else f"{row['rate']:,.0f} grants /s, must {row['must']:,}"
         ),
         "handed": lambda row: f"from a release to a start: {row['p50']:.2f} ms, must {row['must']} ms",
+        "busy": lambda row: f"{row['slots']:.2f} of {LIMIT} slots busy, must {row['must']:.0%}",
         "state": lambda row: f"a state of {row['largest']:,} bytes, must {row['must']:,}",
         "growth": lambda row: f"its table kept {row['kept']:.2%} of what was written, must {row['must']:.0%}",
     }
@@ -575,6 +627,7 @@ async def measure(lengths: Lengths, around: Surroundings) -> dict[str, Any]:
         "alone": await measure_alone(lengths, around),
         "starts": await measure_starts(lengths, around),
         **await measure_four(lengths, around),
+        "busy": await measure_busy(lengths, around),
         **await measure_bytes(lengths, around),
     }
 
@@ -592,6 +645,7 @@ def main() -> None:
     show_starts(results["starts"])
     show_four(results["grants"])
     show_handed(results["handed"])
+    show_busy(results["busy"])
     show_bytes(lengths, results)
     path = table.keep("shared", results)
     print(f"\nMedians, in turns. Kept in {path.parent.parent.name}/results/{path.name}.")

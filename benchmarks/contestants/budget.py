@@ -33,7 +33,7 @@ class Tally:
 
     def __init__(self, path: Path, number: int) -> None:
         with path.open("r+b") as file:
-            self._memory = mmap.mmap(file.fileno(), MEMBERS * _COUNT.size)
+            self._memory = mmap.mmap(file.fileno(), 0)
         self._place = number * _COUNT.size
         self._own = 0
         self._lock = threading.Lock()  # a peer runs jobs in threads
@@ -68,6 +68,8 @@ class Part:
     """Submit so many tasks that return at once."""
     hand_over: Callable[[int, float], Awaitable[list[tuple[float, float]]]] | None = None
     """Run so many tasks of so many seconds, one at a time in all processes; returns when each began and ended."""
+    keep_busy: Callable[[float, float], Awaitable[list[tuple[float, float]]]] | None = None
+    """Until a moment have tasks of so many seconds waiting for slots; returns when each began and ended."""
 
 
 async def serve(name: str, place: str, number: int, tally: Tally, answer: Callable[[Any], None]) -> None:
@@ -85,6 +87,9 @@ async def serve(name: str, place: str, number: int, tally: Tally, answer: Callab
                 case {"measure": "hand over", "tasks": many, "seconds": seconds}:
                     assert part.hand_over is not None, "only contestants that have it are asked"
                     answer(await part.hand_over(many, seconds))
+                case {"measure": "keep busy", "seconds": seconds, "task": task}:
+                    assert part.keep_busy is not None, "only contestants that have it are asked"
+                    answer(await part.keep_busy(time.monotonic() + seconds, task))
                 case unknown:
                     raise ValueError(f"asked for {unknown}")
 

@@ -56,10 +56,20 @@ def _ours(open_store: Callable[[str], Any]) -> Opened:
             handles = [single.submit_nowait(timed, seconds, tenant_id=f"of-{number}") for _ in range(tasks)]
             return [await handle for handle in handles]
 
+        async def keep_busy(until: float, seconds: float) -> list[tuple[float, float]]:
+            ran: list[tuple[float, float]] = []
+
+            async def one_after_the_other() -> None:
+                while time.monotonic() < until:
+                    ran.append(await (await pool.submit(timed, seconds, tenant_id=f"of-{number}")))
+
+            await asyncio.gather(*(one_after_the_other() for _ in range(LIMIT)))
+            return ran
+
         try:
             async with headgate.TaskPool("budget", max_concurrent=LIMIT, queue=fair, **options) as pool:
                 async with headgate.TaskPool("single", max_concurrent=1, queue=fair, **options) as single:
-                    yield Part(submit, hand_over)
+                    yield Part(submit, hand_over, keep_busy)
         finally:
             store.close()
 

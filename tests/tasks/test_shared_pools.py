@@ -918,3 +918,29 @@ def test_g16_options_of_shared_budgets_are_refused_elsewhere(options: dict[str, 
         TaskPool("alone", **options)
     with pytest.raises(InvalidArgument, match="on_lease_lost"):
         make(SharedMemory(), on_lease_lost="explode")
+
+
+@pytest.mark.parametrize("queue", ["fifo", "fair_round_robin"])
+def test_g17_the_end_of_a_task_and_the_submit_of_the_next_are_told_in_one_exchange(queue: str) -> None:
+    async def scenario() -> None:
+        place = SharedMemory()
+        (pool, member), (other, _) = (
+            make(place, max_concurrent=1, queue=queue),
+            make(place, max_concurrent=1, queue=queue),
+        )
+        exchanges: list[str] = []
+        transact = member.transact
+        member.transact = lambda key, *args, **options: (  # type: ignore[method-assign]
+            exchanges.append(key) or transact(key, *args, **options)
+        )
+
+        async def one_after_the_other(used: TaskPool) -> None:
+            for _ in range(20):
+                await (await used.submit(asyncio.sleep, 1.0))
+
+        async with pool, other:
+            await asyncio.gather(one_after_the_other(pool), one_after_the_other(other))
+        # To be told of the slot, and to give it back and ask for the next; some to begin and to leave.
+        assert len(exchanges) <= 2 * 20 + 5
+
+    run(scenario())

@@ -40,6 +40,10 @@ _LEAVING: Final = 2.0
 _KEPT: Final = 0.05
 """Seconds that a slot is kept for tasks that are submitted soon, while there is no other member. Longer would gain
 little, and who is stopped meanwhile (SIGSTOP) keeps such slots from those who come."""
+_TURNS: Final = 2
+"""Turns of the event loop that a message waits. Whoever awaits a task is told of its end in the next turn, and often
+submits another one then: a message of its own for that would cost as much as the first, and in the same moment those
+who are granted the slot exchange too (`benchmarks/shared.py`, slots busy)."""
 _AGAIN: Final = 1.0
 """Seconds until a message is sent again that the store could not write."""
 
@@ -158,7 +162,7 @@ class SharedBudget:
     # -- sending -------------------------------------------------------------------------------------------------------
 
     def _changed(self) -> None:
-        """Send a message soon: in this turn of the loop more may change."""
+        """Send a message soon: in the next turns of the loop more may change."""
         loop = None if self._executor is None else self._executor.loop
         if loop is None or self._left:
             return
@@ -166,7 +170,13 @@ class SharedBudget:
             self._outlived()
         elif not self._scheduled:
             self._scheduled = True
-            loop.call_soon(self._send, context=Context())
+            loop.call_soon(self._send_after, _TURNS, loop, context=Context())
+
+    def _send_after(self, turns: int, loop: asyncio.AbstractEventLoop) -> None:
+        if turns:
+            loop.call_soon(self._send_after, turns - 1, loop)
+        else:
+            self._send()
 
     def _on_kept(self) -> None:
         """Give kept slots back when none was kept or used for a while; at once if a lender waits for one."""
