@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from headgate import TaskPool
 from headgate.cli.batch.book import Book
 from headgate.cli.batch.encoding import Unwritable, encoder_of
 from headgate.cli.batch.ids import Ids, entries, entry, hash_of
@@ -36,9 +38,11 @@ from headgate.cli.batch.journal import (
     synced_line,
 )
 from headgate.cli.batch.meter import Durations, Rate, duration
+from headgate.cli.batch.pooled import Pooled
 from headgate.cli.batch.screen import Progress, show, summary
 from headgate.cli.batch.sources import Item, Lines, open_source
 from headgate.cli.output import WrongCall
+from headgate.tasks.events import AUDIT
 from headgate.testing import virtual
 
 ABOUT = About("jobs:f", "abc", "in.jsonl", 10, 20, ("jsonl", "jsonl"))
@@ -471,3 +475,29 @@ def test_c11_a_later_run_keeps_what_an_earlier_one_knew_of_records_ahead() -> No
     assert span.reached(place(3), place(5), ((3, 4),)) == replace(span, low=place(3), open=((3, 4), (10, 12)))
     assert span.reached(place(3), place(11), ()) == replace(span, low=place(3), open=((11, 12),))
     assert span.reached(place(20), place(30), ((25, 26),)) == Span(place(20), place(30), ((25, 26),))
+
+
+class StopsAtItsEnd:
+    """A flow that is stopped in the turn in which its last record is taken."""
+
+    def __init__(self) -> None:
+        self.stopped = asyncio.get_running_loop().create_future()
+
+    @property
+    def is_over(self) -> bool:
+        return self.stopped.done()
+
+    def take(self) -> None:
+        self.stopped.set_result(None)
+
+    async def more(self) -> bool:
+        return False
+
+
+@virtual
+async def test_c15_a_run_that_is_stopped_as_it_ends_leaves_no_listener() -> None:
+    async with TaskPool("map", max_concurrent=1) as pool:
+        flow: Any = StopsAtItsEnd()
+        await Pooled(flow, str, pool, 0, fair=False, priority=None, has_keys=lambda: True).run()
+        await asyncio.sleep(0)
+        assert not AUDIT.listeners

@@ -49,6 +49,7 @@ class Pooled:
         self._running: dict[str, TaskHandle[Any]] = {}
         self._changed = asyncio.Event()
         self._unsubscribe: Callable[[], None] | None = None
+        self._has_ended = False
 
     async def run(self) -> None:
         """Run until no record is left, or the flow is stopped and what runs is done."""
@@ -59,11 +60,14 @@ class Pooled:
                 await self._wait()
         finally:
             self._flow.stopped.remove_done_callback(self._stop)
+            self._has_ended = True
             if self._unsubscribe is not None:
                 self._unsubscribe()
 
     def _stop(self, _: object) -> None:
         """Let what runs finish, and start nothing: also nothing that is queued again because of its key."""
+        if self._has_ended:  # it was stopped in its last turn, when this call was already on its way
+            return
         self._changed.set()
         loop = asyncio.get_running_loop()
         self._unsubscribe = subscribe(lambda _: loop.call_soon_threadsafe(self._cancel_queued), AUDIT.name)
