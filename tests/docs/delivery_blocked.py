@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 
 import headgate
-from headgate import WorkerPool, routine
+from headgate import RoundRobinLoadBalancer, WorkerPool, routine
 from tests.docs import delivery_jobs as jobs
 from tests.docs.delivery_lab import BLOCKED, Lab, begun, kill, shows, tell, until_begun
 from tests.workers.support import alive, all_ready, states, until
@@ -48,7 +48,7 @@ def logged() -> Iterator[list[str]]:
 )
 async def lost_by_silence(lab: Lab) -> None:
     """A worker is stopped: it looks blocked, and is lost within 10 s."""
-    async with WorkerPool(spawn=2) as pool:
+    async with WorkerPool(spawn=2, loadbalancer=RoundRobinLoadBalancer()) as pool:
         workers = await all_ready(pool, 2)
         once_path, again_path = lab.file(), lab.file()
         for _ in range(4):

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import headgate
-from headgate import WorkerLost, WorkerPool, routine
+from headgate import RoundRobinLoadBalancer, WorkerLost, WorkerPool, routine
 from tests.docs import delivery_jobs as jobs
 from tests.docs.delivery_lab import CALLS, Lab, begun, ended, kill, shows, tell, uid_of, untell, until_begun
 from tests.workers.support import alive, all_ready, environment, in_flight, pids, read_line, until, wait_until
@@ -625,7 +625,7 @@ async def cancelled_and_lost(lab: Lab) -> None:
     soak=True,
 )
 async def worker_is_stopped(lab: Lab) -> None:
-    async with WorkerPool(spawn=2, shutdown_timeout=0.2) as pool:
+    async with WorkerPool(spawn=2, shutdown_timeout=0.2, loadbalancer=RoundRobinLoadBalancer()) as pool:
         for how in ("resize", "SIGINT"):
             await pool.resize(2)
             await all_ready(pool, 2)

@@ -461,7 +461,7 @@ async def load():
     yield Model(FACTOR)
 
 def bye():
-    print("bye", setup_result().factor, flush=True)
+    print(f"bye {setup_result().factor}\\n", end="", flush=True)  # one write: two workers share this pipe
 
 @routine
 async def predict(x):
