@@ -67,7 +67,7 @@ class KeptLocks:
                     keeper.hold(file)
 
     def forget(self) -> None:
-        """Begin anew in a forked child: files and keeper are the parent's."""
+        """Start over in a forked child: files and keeper belong to the parent."""
         self._guard = threading.Lock()
         self._files, self._keeper = set(), None
 

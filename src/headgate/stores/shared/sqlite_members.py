@@ -272,7 +272,7 @@ class Members:
             self._soon(lambda: self._wake(None))
 
     def _suspect(self, member: str) -> None:
-        """Look at the lock of a member that does not listen any more, until it is gone or connected again."""
+        """Check the lock of a member that no longer listens, until it is gone or connected again."""
         if member not in self._suspected:
             self._suspected.add(member)
             self._look_at(member, 0)
