@@ -141,6 +141,7 @@ def batches(quick: bool) -> list[Subject]:
         # Without a quota and without headers limits are found by refusals, so these have no bound.
         Subject("No quota, bucket", Limits("bucket", many, per), [NO_QUOTA, RETRIES], judged=["accepted", "gap"]),
         Subject("Nothing in headers, unknown limit, bucket", silent_bucket, [TASKS, RETRIES], judged=["accepted"]),
+        Subject("Nothing in headers, unknown limit, window", silent_window, [TASKS, RETRIES], judged=["accepted"]),
     ]
     if not quick:
         patient = [replace(entry, loads=(Load(200),)) for entry in (TASKS, BY_HAND)]

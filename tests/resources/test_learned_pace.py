@@ -6,6 +6,9 @@ import asyncio
 import itertools
 import math
 import random
+from collections.abc import Iterable, Mapping
+
+import pytest
 
 import headgate
 from headgate import Resource, ResourcePool, TaskPool
@@ -36,12 +39,29 @@ class Bucket:
         now = clock.now()
         self.left, self.at = min(self.limit, self.left + (now - self.at) * self.limit / PER), now
 
+    def wait(self) -> float:
+        """Seconds until a call is allowed."""
+        return (1 - self.left) * PER / LIMIT
+
+
+class Window(Bucket):
+    """A limit that is whole again at each multiple of its period."""
+
+    def advance(self) -> None:
+        now = clock.now()
+        if now // PER != self.at // PER:
+            self.left = self.limit
+        self.at = now
+
+    def wait(self) -> float:
+        return PER - self.at % PER
+
 
 class Key:
     """What the provider does with one key: its headers may describe a larger bucket than the one that counts."""
 
-    def __init__(self, exaggeration: float) -> None:
-        self.real, self.told = Bucket(LIMIT), Bucket(LIMIT * exaggeration)
+    def __init__(self, exaggeration: float, real: Bucket | None = None) -> None:
+        self.real, self.told = real or Bucket(LIMIT), Bucket(LIMIT * exaggeration)
         self.accepted: list[float] = []
         self.refused: list[float] = []
 
@@ -59,7 +79,7 @@ class Key:
             "x-ratelimit-reset-requests": f"{math.ceil(reset * 1000)}ms",
         }
         if not is_accepted:
-            headers["retry-after-ms"] = str(math.ceil(1000 * (1 - self.real.left) * PER / LIMIT))
+            headers["retry-after-ms"] = str(math.ceil(1000 * self.real.wait()))
         return Response(200 if is_accepted else 429, headers)
 
     def check(self, begin: float, end: float) -> None:
@@ -74,9 +94,11 @@ class Key:
         assert len(refused) <= 0.01 * allowed, refused
 
 
-async def keep_busy(*, latency: float, at_a_time: int, exaggeration: float = 1.0, transit: float = 0.002) -> list[Key]:
-    """Run more tasks than the keys allow for four periods."""
-    chance, keys = random.Random(1), {name: Key(exaggeration) for name in NAMES}
+async def keep_busy(
+    keys: Mapping[str, Key], *, latency: float, at_a_time: int, transit: float = 0.002, periods: int = 4
+) -> Iterable[Key]:
+    """Run more tasks than the keys allow for some periods."""
+    chance = random.Random(1)
     pool = ResourcePool({name: name for name in NAMES}, quota="learn", classify=headgate.http_errors)
 
     async def ask(key: Resource[str], number: int) -> Response:
@@ -89,30 +111,34 @@ async def keep_busy(*, latency: float, at_a_time: int, exaggeration: float = 1.0
         return answer
 
     async with TaskPool("asks", max_concurrent=at_a_time, resources=pool) as tasks:
-        await tasks.submit_many(ask, [(number,) for number in range(3000)])
-        await asyncio.sleep(4 * PER)
+        await tasks.submit_many(ask, [(number,) for number in range(750 * periods)])
+        await asyncio.sleep(periods * PER)
         await tasks.close(cancel=True)
-    return list(keys.values())
+    return keys.values()
+
+
+def exaggerating(factor: float) -> dict[str, Key]:
+    return {name: Key(factor) for name in NAMES}
 
 
 @virtual
 async def test_l09_slow_answers_leave_no_gaps() -> None:
     """A pool has twice the slots that the keys need. Without a pace they would run out in waves of two seconds."""
-    for key in await keep_busy(latency=2.0, at_a_time=200):
+    for key in await keep_busy(exaggerating(1.0), latency=2.0, at_a_time=200):
         key.check(PER, 4 * PER)
         assert not key.refused
 
 
 @virtual
 async def test_l09_headers_that_say_twice_the_limit_cost_few_refusals() -> None:
-    for key in await keep_busy(latency=0.05, at_a_time=40, exaggeration=2.0):
+    for key in await keep_busy(exaggerating(2.0), latency=0.05, at_a_time=40):
         key.check(PER, 4 * PER)
         assert len(key.refused) <= 8
 
 
 @virtual
 async def test_l09_calls_that_overtake_each_other_do_not_hide_what_a_bucket_allows() -> None:
-    for key in await keep_busy(latency=0.05, at_a_time=40, exaggeration=2.0, transit=0.01):
+    for key in await keep_busy(exaggerating(2.0), latency=0.05, at_a_time=40, transit=0.01):
         key.check(PER, 4 * PER)
 
 
@@ -137,3 +163,47 @@ async def test_l09_a_call_that_is_too_large_for_the_tokens_left_says_nothing_abo
     left = pool.snapshot()["a"]["quota"]["left"]
     assert left["requests"] >= 490
     assert left["tokens"] <= 1200
+
+
+class SilentKey(Key):
+    """A key whose provider says nothing but `Retry-After`, in whole seconds."""
+
+    def __init__(self, real: Bucket) -> None:
+        super().__init__(1.0, real)
+
+    def call(self) -> Response:
+        answer = super().call()
+        refused = answer.status_code == 429
+        return Response(answer.status_code, {"retry-after": str(math.ceil(self.real.wait()))} if refused else {})
+
+
+@virtual
+@pytest.mark.parametrize("kind", [Bucket, Window])
+@pytest.mark.parametrize("latency", [0.05, 1.0])
+async def test_l09_refusals_alone_tell_what_a_silent_provider_allows(kind: type[Bucket], latency: float) -> None:
+    """Found by refusals, so there are some at first; then about one in a hundred looks for more."""
+    begin, end = 3 * PER, 10 * PER
+    keys = {name: SilentKey(kind(LIMIT)) for name in NAMES}
+    await keep_busy(keys, latency=latency, at_a_time=40 if latency < 1 else 120, periods=10)
+    accepted = sum(begin <= at < end for key in keys.values() for at in key.accepted)
+    refused = sum(begin <= at < end for key in keys.values() for at in key.refused)
+    assert accepted >= 0.97 * len(keys) * (end - begin) * LIMIT / PER
+    assert refused <= 0.02 * accepted
+
+
+@virtual
+async def test_r60_a_cooldown_of_a_key_with_a_quota_interrupts_no_call_that_may_be_paid_for() -> None:
+    pool = ResourcePool({"a": "a", "b": "b"}, quota=headgate.Quota(requests=100, window="bucket"), max_in_flight=3)
+    seen: list[str] = []
+
+    async def operation(key: Resource[str], number: int) -> str:
+        await asyncio.sleep(1.0 + number)
+        if key.value == "a" and not seen:
+            seen.append("refused")
+            raise headgate.CooldownResource(30.0)
+        seen.append(key.value)
+        return key.value
+
+    results = await asyncio.gather(*(pool.run(lambda key, n=n: operation(key, n)) for n in range(4)))
+    assert sorted(results) == ["a", "b", "b", "b"]
+    assert pool.stats().sibling_cancels == 0

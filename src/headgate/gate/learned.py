@@ -7,6 +7,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Mapping
 from typing import Any, Final, Literal, NamedTuple
 
+from headgate.gate.refusals import Inference, RefusalMeter
 from headgate.gate.windows import CLOSE, SOON, Pace, Row, default_burst
 
 Kind = Literal["bucket", "window"]
@@ -19,6 +20,8 @@ _MOST_CAUTION: Final = 40.0
 _REGAINED: Final = 3e-9
 """The part by which a measured rate grows with each answer, times the square of the answers since the last refusal. So
 about one call in 300 finds out whether more is allowed, and a rate that has doubled is noticed after 900 calls."""
+_FOUND: Final = 3e-8
+"""The same for a limit that only refusals describe: about one call in 100 finds out, as nothing else would tell."""
 _EXACT: Final = 0.01
 """Once a rate is measured as exactly as this, measuring begins again: the rate may change."""
 _LEAST_PART: Final = 0.1
@@ -73,6 +76,8 @@ class LearnedLimit:
     than the headers say (`_overstated`): from then on they never raise our estimate of a bucket. It refills more slowly
     than they say (`_measured`): two refusals are exact moments between which the accepted calls are what has flowed in.
     Or calls overtook each other on their way (`_caution`): a constant part of a bucket stays unused, at the full rate.
+
+    Some providers send no headers. As long as none has come, `_meter` infers a bucket from refusals alone.
     """
 
     __slots__ = (
@@ -88,10 +93,12 @@ class LearnedLimit:
         "_earlier",
         "_empty_since",
         "_end",
+        "_inferred",
         "_is_sure",
         "_latency",
         "_level",
         "_measured",
+        "_meter",
         "_newest",
         "_overstated",
         "_pace",
@@ -134,6 +141,8 @@ class LearnedLimit:
         self._accepted = 0.0  # what calls took since then, less what that one would have taken
         self._is_sure = True  # was no call in flight behind those that were refused since then?
         self._measured = math.inf  # how fast a bucket refills at most, as refusals show
+        self._meter = RefusalMeter()
+        self._inferred = False  # do refusals alone describe it?
         self._overstated = 0.0  # by how much `remaining` is more than there is, as refusals show
         self._answers = 0  # since the last refusal
         self._latency = 0.0  # the longest that a recent answer took
@@ -157,6 +166,8 @@ class LearnedLimit:
     def _likely_rate(self, limit: float) -> float | None:
         """The rate that answers describe, as far as refusals do not contradict."""
         low, high = self._rate_range
+        if self._inferred:
+            return self._measured
         if math.isinf(high):
             return None
         told = low + (high - low) / 4 if low > 0 else high / 2
@@ -226,6 +237,12 @@ class LearnedLimit:
 
     def count(self, amount: float, start: float, now: float) -> None:
         """Count an amount that is used by a call that started at `start`."""
+        if self._level is None:
+            self._infer(self._meter.started(amount, start), now)
+        elif self._inferred:
+            self._answers += 1
+            self._measured *= 1.0 + _FOUND * self._answers**2
+            self._conclude()
         self._at = max(self._at, start)
         self._accepted += amount
         if start >= self._asks_at:
@@ -259,6 +276,8 @@ class LearnedLimit:
         self, limit: float | None, remaining: float | None, reset: float | None, *, start: float, now: float
     ) -> None:
         """Learn from an answer that arrived at `now` to a call that started at `start`."""
+        if self._inferred and remaining is not None:
+            self._forget()
         if limit is not None and limit >= 1 and limit != self.limit:  # nobody is allowed less than one call
             self._learn_limit(limit)
         if remaining is None:
@@ -295,8 +314,11 @@ class LearnedLimit:
         place = bisect_left(self._rows, [start])
         amount = self._rows.pop(place)[1] if place < len(self._rows) and self._rows[place][0] == start else 0.0
         self._advance(now)
-        if self._level is None or (self.kind == "window" and start < self._end - self._span < math.inf):
-            return  # nothing is known, or it was of the window before
+        if self._level is None:
+            self._meter.refused(amount, start, now, after)
+            return
+        if self.kind == "window" and start < self._end - self._span < math.inf:
+            return  # it was of the window before
         was = self.kind
         if after is None and start == self._asked and was is None:
             self._vote(-1)
@@ -311,7 +333,7 @@ class LearnedLimit:
             if start > self._refused_at:
                 is_explained = self._measure(lacking, after, self.rate, start) or is_explained
             if start >= self._newest - self._order:
-                then = 0.0 if after is None else lacking - self.rate * after
+                then = self._left_then(lacking, after, self.rate)
                 flowed = self.rate * (now - start)
                 self._level = then + flowed - min(flowed, self._since(start))
             else:
@@ -323,6 +345,36 @@ class LearnedLimit:
         if start > self._refused_at:  # the others of a storm started before anybody knew
             self._refused_at = now
             self._caution = self._caution if is_explained else min(_MOST_CAUTION, self._caution * 2)
+
+    def _infer(self, found: Inference | None, now: float) -> None:
+        """Adopt what refusals alone have shown, if anything."""
+        if found is None:
+            return
+        rate, self.limit, empty_at, wait = found
+        self._inferred, self._measured, self._votes = True, rate, _MOST_VOTES
+        self._empty_since = empty_at + self._empty_for(1.0, wait, rate)[0]
+        self._accepted, self._is_sure = -1.0, True
+        self._level, self._as_of = self._left_then(1.0, wait, rate) + rate * (now - empty_at), now
+        self._level = min(self._level, self.limit)
+        self._pace = Pace(default_burst(self.limit), 0.0, now)
+        self._refused_at = now
+        self._conclude()
+
+    def _forget(self) -> None:
+        """Forget what refusals alone have shown, because an answer has described the limit."""
+        self._inferred, self._measured, self._votes = False, math.inf, 0
+        self.limit = self._level = self._empty_since = None
+        self._meter = RefusalMeter()
+        self._conclude()
+
+    def _left_then(self, amount: float, after: float | None, rate: float) -> float:
+        """How much was left when a call of this amount was refused, and asked to wait.
+
+        Without headers, a wait that is longer than it takes to refill is that of a window: it saves nothing meanwhile.
+        """
+        if after is None:
+            return 0.0
+        return min(0.0, amount - rate * (after - _rounding(after))) if self._inferred else amount - rate * after
 
     def _overstates(self, amount: float, after: float | None, remaining: float | None) -> bool:
         """Whether headers said that there was enough for a call that was refused. Learns by how much they are wrong."""
@@ -339,9 +391,7 @@ class LearnedLimit:
         moments has flowed in meanwhile. Calls that started in the time from a refused call to that moment were refused
         too, unless one has overtaken it: so the longer the time between two refusals, the more exact is the result.
         """
-        wait = doubt = amount / rate
-        if after is not None and _rounding(after) < doubt:
-            wait, doubt = after, _rounding(after)
+        wait, doubt = self._empty_for(amount, after, rate)
         later = self._since(start)
         empty_until, flowed = start + wait, self._accepted + amount - later
         del self._rows[bisect_right(self._rows, [start, math.inf]) : bisect_right(self._rows, [empty_until, math.inf])]
@@ -356,6 +406,15 @@ class LearnedLimit:
             self._empty_since, self._is_sure, flowed = empty_until, not later, 0.0
         self._accepted = flowed - amount + self._since(empty_until)
         return self.rate is not None and self.rate < rate
+
+    def _empty_for(self, amount: float, after: float | None, rate: float) -> tuple[float, float]:
+        """The seconds until there is enough for a refused call, and by how much that may be off."""
+        wait = amount / rate
+        if after is not None and _rounding(after) < wait:
+            return after, _rounding(after)
+        if self._inferred and after is not None and after > wait + _rounding(after):  # a window, which ends then
+            return after - 0.5, wait
+        return wait, wait
 
     def _learn_limit(self, limit: float) -> None:
         self._rate_range, self._rated, self._anchor = (0.0, math.inf), (0.0, 0.0, 0.0), None
@@ -462,7 +521,8 @@ class LearnedLimit:
             self._level += (self.rate or 0.0) * elapsed
             if self.limit is not None:
                 self._level = self.limit if now >= self._full_at() else min(self._level, self.limit)
-            if self._empty_since is not None and self._level > self._pace.burst + self._slack() + 1.0:
+            full = (self.limit or 0.0) - 1.0 if self._inferred else self._pace.burst + self._slack() + 1.0
+            if self._empty_since is not None and self._level > full:
                 self._empty_since = None  # it may have been full
         elif now >= self._ends_at():
             begin = self._end if now < self._ends_at() + self._span else now
@@ -524,6 +584,7 @@ class LearnedLimit:
             "rates": [self._rate_range[0], finite(self._rate_range[1]), *self._rated],
             "caution": [self._caution, finite(self._refused_at)],
             "measured": [finite(self._measured), self._empty_since, self._accepted, int(self._is_sure)],
+            "inferred": [int(self._inferred), *self._meter.body()],
             "overstated": self._overstated,
             "answers": self._answers,
             "latency": self._latency,
@@ -553,6 +614,10 @@ class LearnedLimit:
         self._measured = math.inf if measured is None else number(measured)
         self._empty_since = None if empty_since is None else number(empty_since)
         self._accepted, self._is_sure = number(accepted), is_sure == 1
+        inferred, *counted = several(body.get("inferred"), 11)
+        self._inferred = inferred == 1
+        amounts, times = map(number, counted[:3]), (None if time is None else number(time) for time in counted[3:])
+        self._meter.load(*amounts, *times)
         self._overstated = max(0.0, number(body.get("overstated")))
         self._answers = int(number(body.get("answers")))
         self._latency = number(body.get("latency"))

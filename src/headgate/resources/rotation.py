@@ -246,7 +246,8 @@ class Rotation:
             effects += (
                 self._cool(use, seconds, now) if affinity is None else self._cool_for(use, affinity, seconds, now)
             )
-            effects += younger_siblings(use, affinity)
+            if member.sharing.account is None:  # a call within a quota may well be accepted, and then it is paid for
+                effects += younger_siblings(use, affinity)
         effects += self._after_use(use, now) or ()
         effects += self._tell_hopeless(holders(resource), now)
         return effects
