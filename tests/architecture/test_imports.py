@@ -80,6 +80,7 @@ PURE = (
     "discovery/news.py",
     "discovery/records.py",
     "gate/learned.py",
+    "gate/refusals.py",
     "gate/windows.py",
     "integrations/key_rules.py",
     "integrations/keys_proxy/headers.py",
