@@ -307,7 +307,7 @@ def test_c10_h10_records_reserve_tokens(reserve: str, most: int, tmp_path: Path)
 
 
 def test_c10_h10_a_field_of_csv_is_a_number_too(tmp_path: Path) -> None:
-    keys_file(tmp_path, 'quota = { tokens = 100, per = 600.0 }\n[keys]\na = "sk-a-1"')
+    keys_file(tmp_path, 'quota = { tokens = 100, per = 600.0, window = "bucket" }\n[keys]\na = "sk-a-1"')
     (tmp_path / "in.csv").write_text("id,size\n1,30\n2,4.5e1\n3,many\n", "utf-8")
     arguments = ("map_jobs:tells_itself", "in.csv", "-o", "out.jsonl", "--keys", "keys.toml", "--reserve", "size")
     ended = run_here("map", *arguments, cwd=tmp_path)

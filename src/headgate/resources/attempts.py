@@ -125,6 +125,8 @@ class Call:
                 or self._errors == self.plan.max_errors
                 or 0 < self._matching <= len(self._spent)
             )
+        if not self.is_over:
+            signal.__traceback__ = None  # nobody sees it; one instance that is raised again and again would keep frames
         return self.is_over
 
     def pause(self, chance: float, now: float) -> float:
