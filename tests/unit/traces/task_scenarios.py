@@ -10,7 +10,7 @@ from typing import Any
 from headgate import TaskPool, fair_round_robin, fair_share, pool_create, pool_wait, spawn_to_pool
 from headgate.tasks import backpressure_queue, fail_fast, ring_buffer
 from headgate.testing import settle
-from tests.frozen.traces import Trace, scenario
+from tests.unit.traces.traces import Trace, scenario
 
 
 async def slow(seconds: float, value: Any = "done") -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 from headgate import CooldownResource, DisableResource, Resource, ResourcePool, RetryOperation
 from headgate.resources import least_latency, primary_backup, round_robin, sticky, weighted
 from headgate.testing import settle
-from tests.frozen.traces import Trace, scenario
+from tests.unit.traces.traces import Trace, scenario
 
 
 def keys(*ids: str, limit: int | None = None, **options: Any) -> ResourcePool[str]:

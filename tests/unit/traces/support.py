@@ -14,10 +14,11 @@ from types import FunctionType
 from typing import Any
 
 from headgate import ContextVar, Resource
-from tests.frozen.inside import Event, View
+from headgate.core.events import Event
+from headgate.tasks.model import View
 
 RECORDED = Path(__file__).with_name("recorded")
-ANEW = "If the change is meant, record anew with `python -m tests.frozen.record` and read the difference."
+ANEW = "If the change is intended, record again with `python -m tests.unit.traces.record` and read the difference."
 
 WIDTH = 300
 """Characters of a line."""
@@ -50,13 +51,13 @@ def _lines(value: Any, indent: str = "") -> list[str]:
 
 @cache
 def recorded(name: str) -> Any:
-    """A recording, by its path below `recorded`. Do not change what this returns."""
-    return json.loads((RECORDED / name).read_text("utf-8"))
+    """The recording of a scenario. Do not change what this returns."""
+    return json.loads((RECORDED / f"{name}.json").read_text("utf-8"))
 
 
-def names_of(folder: str) -> list[str]:
-    """The recordings of one folder."""
-    return sorted(path.stem for path in (RECORDED / folder).glob("*.json"))
+def recorded_names() -> list[str]:
+    """The scenarios that are recorded."""
+    return sorted(path.stem for path in RECORDED.glob("*.json"))
 
 
 def same(what: str, now: object, then: object) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 from headgate import CooldownResource, DisableResource, Resource, ResourcePool, RetryOperation, TaskPool
 from headgate.testing import settle
-from tests.frozen.resource_scenarios import ident, keys, raising
-from tests.frozen.traces import Trace, scenario
+from tests.unit.traces.resource_scenarios import ident, keys, raising
+from tests.unit.traces.traces import Trace, scenario
 
 
 @scenario

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from tests.frozen import combined_scenarios, resource_scenarios, task_scenarios
-from tests.frozen.traces import SCENARIOS, play
+from tests.unit.traces import combined_scenarios, resource_scenarios, task_scenarios
+from tests.unit.traces.traces import SCENARIOS, play
 
 MODULES = (resource_scenarios, task_scenarios, combined_scenarios)
 

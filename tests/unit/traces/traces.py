@@ -14,7 +14,7 @@ from typing import Any
 import headgate
 from headgate import ResourcePool, TaskHandle
 from headgate.testing import run, settle
-from tests.frozen.support import plain, steady
+from tests.unit.traces.support import plain, steady
 
 Scenario = Callable[["Trace"], Coroutine[Any, Any, None]]
 
