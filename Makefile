@@ -3,6 +3,7 @@
 #   make test PYTHON=python3.13 VENV=.venv-3.13     another Python, beside the usual one
 #   make test HEADGATE_SCALE=0.5                    longer random schedules
 #   make test JOBS=0                                all tests in one process, one after the other
+#   make test SEED=7                                in another order
 
 VENV ?= .venv
 PYTHON ?=
@@ -17,9 +18,10 @@ HEADGATE_SCALE ?= 0.1
 JOBS ?= 4
 # Bytecode is kept, also where PYTHONDONTWRITEBYTECODE is set: pytest takes 20 s to rewrite the assertions of all tests,
 # and the tests start hundreds of interpreters.
-pytest := env PYTHONDONTWRITEBYTECODE= $(py) -m pytest
+SEED ?=
+pytest := env PYTHONDONTWRITEBYTECODE= HEADGATE_ORDER=$(SEED) $(py) -m pytest
 
-.PHONY: help demo scale test check soak rewritten bench bench-quick lint types imports events pictures wire format clean package-venv dev-venv bench-venv
+.PHONY: help demo scale test system check soak rewritten bench bench-quick lint types imports spec events pictures wire format clean package-venv dev-venv bench-venv
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -32,20 +34,19 @@ scale: dev-venv ## the demo on three nodes of Ray and on Dask, on this machine; 
 	@$(py) -m headgate demo --on ray
 	@$(py) -m headgate demo --on dask
 
-# Tests with real timers can fail because four processes share two cores. What failed is run again, one after the other,
-# and fails for good if it fails then too. `make soak` forgives nothing.
-test: rewritten ## the whole suite, at a tenth of its length
-	HEADGATE_SCALE=$(HEADGATE_SCALE) $(pytest) -n $(JOBS) -m "not alone and not engines" || \
-	HEADGATE_SCALE=$(HEADGATE_SCALE) $(pytest) --last-failed --last-failed-no-failures none -m "not alone and not engines"
-	$(pytest) -m alone tests/docs tests/examples tests/observe
-	timeout 600 $(pytest) -m engines tests/engines
+test: rewritten ## unit and integration tests, at a tenth of their length
+	HEADGATE_SCALE=$(HEADGATE_SCALE) $(pytest) -n $(JOBS) tests/unit tests/integration
 
-check: lint types imports test ## all that CI runs: lint, types, import rules, tests
+# What takes real time beside a browser or a demo runs when nothing else does; engines share one Ray and one Dask.
+system: rewritten ## programs as users run them: examples, docs, commands, a browser, Ray and Dask
+	HEADGATE_SCALE=$(HEADGATE_SCALE) $(pytest) -n $(JOBS) -m "not alone and not engines" tests/system
+	$(pytest) -m alone tests/system
+	timeout 600 $(pytest) -m engines tests/system/engines
 
-soak: rewritten ## the whole suite at full length
-	HEADGATE_SCALE=1 $(pytest) -n $(JOBS) -m "not alone and not engines"
-	HEADGATE_SCALE=1 $(pytest) -m alone tests/docs tests/examples tests/observe
-	HEADGATE_SCALE=1 timeout 600 $(pytest) -m engines tests/engines
+check: lint types test system ## all that CI runs
+
+soak: ## the whole suite at full length
+	@$(MAKE) --no-print-directory test system HEADGATE_SCALE=1
 
 # Two processes rewrite the assertions of all tests, so that the four that run them need not do that four times. It is
 # done again when a test has changed since.
@@ -53,8 +54,8 @@ stamp := .pytest_cache/rewritten-$(notdir $(VENV))
 rewritten: dev-venv
 	@if [ -e $(stamp) ] && [ -z "$$(find tests -name '*.py' -newer $(stamp) -print -quit)" ]; then exit 0; fi; \
 	mkdir -p $(dir $(stamp)) && touch $(stamp); \
-	$(pytest) --collect-only -q tests/workers tests/cli tests/combined > /dev/null & \
-	$(pytest) --collect-only -q --ignore=tests/workers --ignore=tests/cli --ignore=tests/combined > /dev/null; wait
+	$(pytest) --collect-only -q tests/integration > /dev/null & \
+	$(pytest) --collect-only -q tests/unit tests/system > /dev/null; wait
 
 bench: bench-venv ## measure beside other libraries, in one run for each package
 	$(py) benchmarks/resources.py
@@ -100,14 +101,17 @@ types: dev-venv ## mypy --strict, pyright, and types for 100 % of the public nam
 	$(py) -m basedpyright --pythonpath $(py) $(typed)
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" basedpyright --verifytypes headgate --ignoreexternal
 
-imports: dev-venv ## the import rules, and other rules for files
-	$(pytest) -q tests/architecture
+imports: dev-venv ## only the import rules, and other rules for files
+	$(pytest) -q tests/unit/architecture
+
+spec: dev-venv ## write docs/spec/tests.md: which tests show which line of the specification
+	$(py) tools/spec
 
 events: dev-venv ## write docs/events.md from the classes of events
 	$(py) tools/events
 
 pictures: dev-venv ## make the pictures in docs/images, with Chromium
-	$(py) -m tests.observe.pictures
+	$(py) -m tests.system.observe.pictures
 
 wire: dev-venv ## generate the code of the wire from wire.proto
 	$(py) tools/wire

@@ -211,8 +211,8 @@ def fetch_metrics(url: str, token: str) -> None:
 def page_times(updates: int) -> dict[str, list[float]]:
     """Milliseconds of script for each update of a large program, on each view of the page; nothing without Chromium."""
     sys.path.insert(0, str(Path(__file__).parents[1]))
-    from tests.observe.browser import Browser, missing
-    from tests.observe.large_program import apply_big_updates
+    from tests.system.observe.browser import Browser, missing
+    from tests.system.observe.large_program import apply_big_updates
 
     if missing():
         say(missing())

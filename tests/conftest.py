@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import signal
 import sys
+from collections import Counter, defaultdict
 from collections.abc import Generator, Iterator
+from typing import Any
 
 import pytest
 
@@ -28,6 +31,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if SCALE < 1:
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("soak")])
         items[:] = [item for item in items if not item.get_closest_marker("soak")]
+    if seed := os.environ.get("HEADGATE_ORDER"):
+        items[:] = _shuffled(items, int(seed))
+
+
+def _shuffled(items: list[pytest.Item], seed: int) -> list[pytest.Item]:
+    """Shuffle the files, and the tests in each. Tests of a file stay together: they share what takes long to start."""
+    chance, files = random.Random(seed), defaultdict(list)
+    for item in items:
+        files[item.path].append(item)
+    groups = list(files.values())
+    chance.shuffle(groups)
+    for group in groups:
+        chance.shuffle(group)
+    return [item for group in groups for item in group]
 
 
 @pytest.hookimpl(wrapper=True)
@@ -44,6 +61,38 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
         gc.collect()
         gc.freeze()
+
+
+MAY_BE_SKIPPED = (
+    "this Python was installed without its own tests",
+    "eager tasks came with Python 3.12",
+    "pools start warm on Linux, and not in the soak",
+)
+"""Reasons for which CI may skip a test. Everything else must be installed there: see .ci/run."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Name what was not shown, and what to install to show it."""
+    if left_out := _skipped(terminalreporter):
+        reasons = "; ".join(f"{reason} ({count})" for reason, count in sorted(left_out.items()))
+        terminalreporter.write_line(f"not shown, because something is missing: {reasons}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_sessionfinish(session: pytest.Session) -> Generator[None, object, object]:
+    """Fail in CI if a test was skipped that CI must run."""
+    result = yield
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None and os.environ.get("CI") and _skipped(reporter) and session.exitstatus == 0:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    return result
+
+
+def _skipped(reporter: Any) -> Counter[str]:
+    """How many tests were skipped, by reason, without those that may be."""
+    reasons = (report.longrepr[2].removeprefix("Skipped: ") for report in reporter.stats.get("skipped", ()))
+    return Counter(reason for reason in reasons if not reason.startswith(MAY_BE_SKIPPED))
 
 
 def seeds(count: int, at_a_tenth: int) -> range:

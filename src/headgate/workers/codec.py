@@ -1,7 +1,7 @@
 """How an exception is pickled and rebuilt, whatever its constructor takes, and how a class is named by its id.
 
-The names `_State`, `_made`, `_by_itself`, `_restore` and `known_class` stand inside pickles that clients and workers of
-different releases exchange. So they, and this module, never move: `tests/frozen` asks.
+The names `_State`, `_made`, `_by_itself`, `_restore` and `known_class` are inside the pickles that clients and workers
+exchange.
 """
 
 from __future__ import annotations

@@ -1,0 +1,47 @@
+"""H10 in a TaskPool: what tasks have spent of a quota is counted, here and on workers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headgate import PoolExhausted, Quota, ResourcePool
+from tests.integration.combined import combined_jobs
+from tests.support.combined.combined_support import Line
+from tests.support.resources.support import keys
+
+pytestmark = pytest.mark.integration
+
+WITH_KEYS = pytest.mark.parametrize("line", ["resources", "both"], indirect=True)
+
+
+def left(pool: ResourcePool[Any]) -> float | None:
+    return pool.snapshot()["a"]["quota"]["left"]["tokens"]
+
+
+@WITH_KEYS
+@pytest.mark.parametrize("job", ["spends", "spends_in_a_thread"])
+def test_h10_a_task_settles_what_it_has_spent(line: Line, job: str) -> None:
+    async def main() -> None:
+        pool = keys("a", quota=Quota(tokens=1000))
+        async with line.pool(pool, name="work") as tasks:
+            for spent in (100, 30):
+                assert await (await tasks.submit(getattr(combined_jobs, job), spent, cost=500)) == "a"
+            assert left(pool) == 870
+            with pytest.raises(PoolExhausted, match="cost=1001"):
+                await (await tasks.submit(getattr(combined_jobs, job), 1, cost=1001))
+
+    line(main)
+
+
+@WITH_KEYS
+def test_h10_a_task_that_fails_settles_too(line: Line) -> None:
+    async def main() -> None:
+        pool = keys("a", quota=Quota(tokens=1000))
+        async with line.pool(pool, name="work") as tasks:
+            with pytest.raises(LookupError):
+                await (await tasks.submit(combined_jobs.spends_and_fails, 100, cost=500))
+            assert left(pool) == 900
+
+    line(main)

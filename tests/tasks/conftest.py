@@ -1,8 +1,0 @@
-"""A PostgreSQL server and programs for the tests that need them."""
-
-from __future__ import annotations
-
-from tests.postgres_server import postgres_dsn, postgres_server
-from tests.tasks.programs import warm_programs
-
-__all__ = ["postgres_dsn", "postgres_server", "warm_programs"]
