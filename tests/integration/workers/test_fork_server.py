@@ -134,7 +134,7 @@ def test_w20_a_routine_may_open_a_pool_of_its_own() -> None:
 CODE = """
     import asyncio, os
     import headgate
-    from tests.workers import jobs
+    from tests.support.workers import jobs
     async def main():
         async with headgate.WorkerPool(spawn=2) as pool:
             pids = set(await asyncio.gather(*(jobs.pid() for _ in range(10))))

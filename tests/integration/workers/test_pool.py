@@ -684,7 +684,7 @@ def test_w35_a_program_that_ends_inside_its_block_leaves_quietly(tmp_path: Path)
     """asyncio.run cancels what is left, also pools that nobody left."""
     code = """
         import asyncio, headgate
-        from tests.workers import jobs
+        from tests.support.workers import jobs
         here = []
         async def keep():
             async with headgate.WorkerPool(spawn=1) as pool:

@@ -535,7 +535,7 @@ def test_w26_a_library_that_breaks_on_import_is_named(tmp_path: Path) -> None:
     code = """
         import asyncio, sys
         import cloudpickle, grpc, headgate
-        from tests.workers import jobs
+        from tests.support.workers import jobs
         sys.path.insert(0, sys.argv[1] if len(sys.argv) > 1 else "broken")
         async def main():
             try:
@@ -610,7 +610,7 @@ def test_w31_ctrl_c_is_answered_by_the_parent_and_says_little(tmp_path: Path) ->
     """A terminal sends SIGINT to the whole foreground group; a worker's traceback is nobody's business."""
     code = """
         import asyncio, os, headgate
-        from tests.workers import jobs
+        from tests.support.workers import jobs
         async def main():
             async with headgate.WorkerPool(spawn=2, shutdown_timeout=0.5):
                 print("ready", flush=True)

@@ -250,7 +250,7 @@ def test_w42_a_small_call_does_not_wait_for_a_long_argument(shared: Shared) -> N
 PROGRAM = """
     import asyncio, os
     from headgate import WorkerPool
-    from tests.workers import jobs
+    from tests.support.workers import jobs
     async def main():
         async with WorkerPool(spawn=2, quorum_timeout=20):
             print(await jobs.add(1, 2), flush=True)
