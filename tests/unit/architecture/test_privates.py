@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -125,3 +126,37 @@ def test_a_planted_use_is_reported(planted: str) -> None:
 )
 def test_what_a_module_defines_itself_is_not_reported(allowed: str) -> None:
     assert list(uses_of_others("allowed.py", allowed)) == []
+
+
+DUNDERS_OF_OURS = {"__dispatcher__", "__engine__", "__executor__", "__follow_workers__", "__open_pool__"}
+"""Invented names that stand in for underscore names. The list may only become shorter: give them public names."""
+
+
+def test_no_module_invents_a_dunder_name(sources: Mapping[str, str]) -> None:
+    defined = {
+        name
+        for source in sources.values()
+        for name in re.findall(r"def (__\w+__)\(", source)
+        if not any(hasattr(kind, name) for kind in KINDS) and name not in PROTOCOLS
+    }
+    assert defined == DUNDERS_OF_OURS
+
+
+KINDS = (
+    type,
+    object,
+    int,
+    dict,
+    list,
+    BaseException,
+    Coroutine,
+    AsyncGenerator,
+    AbstractContextManager,
+    AbstractAsyncContextManager,
+)
+"""What defines the names that Python knows, between them."""
+PROTOCOLS = {
+    *("__post_init__", "__copy__", "__deepcopy__", "__getattr__", "__set__", "__del__", "__get__", "__setstate__"),
+    *("__getnewargs__", "__replace__"),
+    "__agent_notes__",  # of the package agent-readable
+}
