@@ -6,6 +6,7 @@ judges: at no moment may more of them run than the limit. See tests/integration/
 
 from __future__ import annotations
 
+import fcntl
 import os
 import random
 import signal
@@ -631,8 +632,9 @@ def test_g21_when_the_file_is_removed_nothing_starts_until_all_have_spoken(world
     other = world.child(max_concurrent=4, heartbeat=0.2) if newcomer else one
     for number in range(3):
         other("submit", name=f"other-{number}")
-    before = other("look")["exchanges"]
     one("open", "a")
+    eventually(lambda: "a" not in world.running())
+    before = other("look")["exchanges"]
     eventually(lambda: other("look")["exchanges"] > before + 5)  # some heartbeats later
     assert world.running() == ["b", "c", "d"], "nobody has heard of the one that is stopped"
     assert "was removed while" in "".join(child.stderr() for child in world.children)
@@ -655,10 +657,12 @@ def test_g21_when_the_file_is_emptied_in_place_nothing_starts_until_all_have_spo
     for number in range(3):
         assert two("submit", name=f"two-{number}") == "queued"
     world.stop(three)
-    with file.open("r+b") as emptied:  # the same file, as `truncate` leaves it
+    with Path(f"{file}-lock").open() as gate, file.open("r+b") as emptied:  # the same file, as `truncate` leaves it
+        fcntl.flock(gate, fcntl.LOCK_EX)  # in the middle of a transaction that would leave half of it: a damaged file
         emptied.truncate()
-    before = two("look")["exchanges"]
     one("open", "a")
+    eventually(lambda: "a" not in world.running())
+    before = two("look")["exchanges"]
     eventually(lambda: two("look")["exchanges"] > before + 5)  # some heartbeats later
     assert world.running() == ["b", "c", "d"], "nobody has heard of the one that is stopped"
     assert "was removed while" in "".join(child.stderr() for child in world.children)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -128,12 +129,15 @@ def test_w34_a_held_gil_is_named_and_not_dead_and_calls_go_to_the_other(log: str
             for _ in range(4):
                 await jobs.pid()
             with nobody_is_lost() as events:
-                holder = asyncio.create_task(jobs.holds_the_gil(log, seconds))
+                holder = asyncio.create_task(jobs.holds_the_gil_until_told(log))
                 victim = await begun_on(log)
-                await until(lambda: states(pool)[victim] == "blocked", 4)
+                held_from = time.monotonic()
+                await until(lambda: states(pool)[victim] == "blocked", 20)
                 other = set(pids(pool))
                 assert len(other) == 1
                 while not holder.done():
+                    if time.monotonic() > held_from + seconds:
+                        jobs.tell_who_holds_the_gil(log)
                     found = {await jobs.pid() for _ in range(20)}
                     assert found == other or states(pool)[victim] != "blocked"
                     assert alive(victim)
@@ -144,7 +148,7 @@ def test_w34_a_held_gil_is_named_and_not_dead_and_calls_go_to_the_other(log: str
             assert "worker_blocked" in events.names
             assert "worker_unblocked" in events.names
             assert "holds_the_gil" in spoken.text
-            assert "sleep_with_the_gil" in spoken.text, "with its stack"
+            assert "read_with_the_gil" in spoken.text, "with its stack"
 
     run(main, patience=60)
 

@@ -469,7 +469,9 @@ async def predict(x):
     return setup_result().predict(x)
 
 async def main():
-    async with WorkerPool(spawn=2, setup=load, teardown=bye):
+    async with WorkerPool(spawn=2, setup=load, teardown=bye) as pool:
+        while [view.state for view in pool.workers()] != ["ready"] * 2:  # one that is not up has nothing to end
+            await asyncio.sleep(0.005)
         print(await asyncio.gather(*(predict(n) for n in range(4))), flush=True)
 
 if __name__ == "__main__":

@@ -653,6 +653,27 @@ async def holds_the_gil(path: str, seconds: float) -> int:
     return os.getpid()
 
 
+@routine
+async def holds_the_gil_until_told(path: str) -> int:
+    """Until `tell_who_holds_the_gil`."""
+    os.mkfifo(f"{path}.told")
+    told = os.open(f"{path}.told", os.O_RDWR)  # so that it opens without a writer
+    note(path, f"begun {os.getpid()}")
+    read_with_the_gil(told)
+    os.close(told)
+    return os.getpid()
+
+
+def read_with_the_gil(file: int) -> None:
+    ctypes.PyDLL(None).read(file, ctypes.create_string_buffer(1), 1)
+
+
+def tell_who_holds_the_gil(path: str) -> None:
+    told = os.open(f"{path}.told", os.O_RDWR | os.O_NONBLOCK)
+    os.write(told, b"x")
+    os.close(told)
+
+
 @routine(thread=True)
 async def holds_only_a_thread(path: str, seconds: float) -> int:
     note(path, f"begun {os.getpid()}")

@@ -23,6 +23,9 @@ from tests.support.workers import jobs
 ROOT = Path(__file__).parents[3]
 PATIENCE = 30.0
 """Real seconds after which a test is taken to hang."""
+HANGS = 25.0
+"""The same for a condition: how long it takes is not what a test shows, unless it says so. Less than `PATIENCE`, so
+that the test says for what it waited."""
 LOOP: Any = None
 """What makes the loops of these tests; None: asyncio."""
 if os.environ.get("HEADGATE_TEST_LOOP") == "uvloop":
@@ -44,7 +47,7 @@ async def bounded(main: Callable[[], Coroutine[Any, Any, Any]], patience: float 
         return await main()
 
 
-async def until(condition: Callable[[], Any], seconds: float = 10.0) -> Any:
+async def until(condition: Callable[[], Any], seconds: float = HANGS) -> Any:
     """Poll, in real time, till it is true; what it said."""
     end = time.monotonic() + seconds
     while not (said := condition()):
@@ -53,7 +56,7 @@ async def until(condition: Callable[[], Any], seconds: float = 10.0) -> Any:
     return said
 
 
-def wait_until(condition: Callable[[], Any], seconds: float = 10.0) -> Any:
+def wait_until(condition: Callable[[], Any], seconds: float = HANGS) -> Any:
     """The same without a loop."""
     end = time.monotonic() + seconds
     while not (said := condition()):
@@ -136,7 +139,7 @@ def in_flight(pool: WorkerPool) -> int:
     return sum(view.in_flight for view in pool.workers())
 
 
-async def all_ready(pool: WorkerPool, count: int, seconds: float = 15.0) -> list[int]:
+async def all_ready(pool: WorkerPool, count: int, seconds: float = HANGS) -> list[int]:
     """Wait till the pool has just so many workers, and all are ready, none of them dead and not yet missed."""
 
     def settled() -> bool:

@@ -62,7 +62,7 @@ async def lost_by_silence(lab: Lab) -> None:
         assert await until_begun(again_path) == [victim]
         with logged() as said:
             kill(victim, signal.SIGSTOP)
-            await until(lambda: states(pool).get(victim) == "blocked", 5)
+            await until(lambda: states(pool).get(victim) == "blocked")
             path = lab.file()
             assert await asyncio.gather(*(routine(jobs.returns)(path) for _ in range(4))) == ["result"] * 4
             assert set(begun(path)) == {other}, "new calls go to others"

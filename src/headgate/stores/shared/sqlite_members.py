@@ -149,11 +149,17 @@ class Members:
             member = clock.token()[:12]
             path = self._path / f"{member}.lock"
             lock = self._files.open(path)
-            # Somebody who looked between the two takes it for that of a dead member, and removes it.
-            if self._files.lock(lock) and self._files.is_at(lock, path):
+            try:
+                # Somebody who looked between the two takes it for that of a dead member, and removes it.
+                is_ours = self._files.lock(lock) and self._files.is_at(lock, path)
+                if is_ours:
+                    os.write(lock, f"{os.getpid()} {socket.gethostname()}\n".encode())  # for people
+            except BaseException:  # the directory was replaced, the disk is full
+                self._files.close(lock)
+                raise
+            if is_ours:
                 break
             self._files.close(lock)
-        os.write(lock, f"{os.getpid()} {socket.gethostname()}\n".encode())  # for people
         self.id, self._lock = member, lock
         self.share_lock()
 

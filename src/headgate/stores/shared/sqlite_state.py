@@ -317,6 +317,8 @@ class SqliteState:
 
     def _beat(self) -> None:
         """Look at who is gone and let all listeners look, whatever may have been lost meanwhile."""
+        if self.is_closed:  # in the turn of the loop that `_shut` ends: it would take part again, and never leave
+            return
         asyncio.get_running_loop().call_later(self._heartbeat, self._beat)
         try:
             self._look()

@@ -27,6 +27,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextvars import Context
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from headgate._version import __version__
@@ -117,6 +118,8 @@ class Connection:
         self._introduced: Introduction | None = None  # the list that the worker was told last
         self._tell = tell
         self._loop = asyncio.get_running_loop()
+        # Of its timers. Else they would have that of whoever calls, and keep it: one that looks sets the next one.
+        self._context = Context()
         self.lifetime: Lifetime = Lifetime(self._loop, self._last_use, lambda end: self._tell(self, end, ""))
         self._channel: grpc.aio.Channel | None = None
         self._stream: _Stream | None = None
@@ -442,7 +445,7 @@ class Connection:
         if not session.can_wait:
             return False
         if self._pace is None and session.has_frames:
-            self._pace = self._loop.call_at(self._paced_until, self._end_pace)
+            self._pace = self._loop.call_at(self._paced_until, self._end_pace, context=self._context)
         return True
 
     def _end_pace(self) -> None:
@@ -479,7 +482,7 @@ class Connection:
 
     def _watch(self) -> None:
         self._look_at = clock.now() + _LOOK
-        self._look = self._loop.call_later(_LOOK, self._check)
+        self._look = self._loop.call_later(_LOOK, self._check, context=self._context)
 
     def _check(self) -> None:
         now, late = clock.now(), self._look_at

@@ -286,6 +286,26 @@ def test_g02_closing_runs_what_is_queued_and_refuses_the_rest(path: Path) -> Non
     store.close()
 
 
+def test_g02_a_heartbeat_that_is_due_when_a_store_is_closed_does_not_open_it_again(path: Path) -> None:
+    """Its thread would leave the lock of a member behind, whom all others take to be alive."""
+    store = SqliteStore(path, heartbeat=0.05)
+    ask(store, read)
+    begun = threading.Event()
+
+    def slow(_: str | None, seen: Seen) -> Outcome:
+        begun.set()
+        eventually(lambda: store.is_closed)
+        time.sleep(0.1)  # the end of the thread is asked for by now, and the heartbeat is due: both in the next turn
+        return Outcome(None, seen.member)
+
+    slowly = store.transact("k", slow)
+    assert begun.wait(PATIENCE)
+    store.close()
+    with closing(SqliteStore(path)) as other:
+        assert ask(other, gone(slowly.result(PATIENCE))) == [True]
+        assert [file.stem for file in Path(f"{path}-members").glob("*.lock")] == [ask(other, who)]
+
+
 def test_g02_a_store_may_be_closed_by_a_callback_of_its_own_thread(path: Path) -> None:
     store = SqliteStore(path)
     first = store.transact("k", increment)
