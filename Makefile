@@ -1,6 +1,6 @@
 # Every target makes or reuses .venv (tools/venv): with uv if it is installed, else with venv and pip.
 #
-#   make test PYTHON=python3.13 VENV=.venv-3.13     another Python, beside the usual one
+#   make test PYTHON=3.13 VENV=.venv-3.13           another Python, beside the usual one
 #   make test HEADGATE_SCALE=0.5                    longer random schedules
 #   make test JOBS=0                                all tests in one process, one after the other
 #   make test SEED=7                                in another order

@@ -79,18 +79,19 @@ def read_rate_limits(headers: object, now: float) -> RateLimits | None:
 def may_be_spent(headers: Sequence[tuple[bytes, bytes]]) -> bool:
     """Whether headers may say that nothing remains of a limit. False is certain and quick; True wants a closer look."""
     for place in _telling(b"\n".join([name for name, _ in headers])):
-        if headers[place][1][:1] not in _ONE_TO_NINE:
+        value = headers[place][1]
+        # Only a plain whole number is certain: "1E-1" begins with a digit too, and a list may say 0 after an item.
+        if not value.isdigit() or value[:1] == b"0":
             return True
     return False
 
 
-_ONE_TO_NINE = frozenset(b"%d" % digit for digit in range(1, 10))
 _SAYS_WHAT_REMAINS = re.compile(rb"ratelimit(?:$|.*remaining)", re.IGNORECASE)
 
 
 @lru_cache(maxsize=64)  # a service names its headers in the same order again and again
 def _telling(names: bytes) -> tuple[int, ...]:
-    """The places of the headers that say what remains. IETF's does, in a value that never begins with a digit."""
+    """The places of the headers that say what remains. IETF's does, in a value that is never a number alone."""
     return tuple(place for place, name in enumerate(names.split(b"\n")) if _SAYS_WHAT_REMAINS.search(name))
 
 

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +158,11 @@ def held_by(pid: int) -> list[str]:
 
 
 def open_files(pid: int) -> list[str]:
-    return [os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()]
+    found = []
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed since it was listed
+            found.append(os.readlink(path))
+    return found
 
 
 def main() -> None:

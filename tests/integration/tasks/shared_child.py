@@ -20,6 +20,7 @@ import os
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -212,7 +213,9 @@ class Program:
 
     async def fork(self) -> int:
         """Fork a child that ends as programs do, except that it leaves the event loop of its parent alone."""
-        pid = os.fork()
+        with warnings.catch_warnings():  # from 3.12 on: stores have threads, and forks beside them are the point
+            warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+            pid = os.fork()
         if not pid:
             atexit._run_exitfuncs()
             os._exit(0)

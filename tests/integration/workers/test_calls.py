@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import datetime
 import decimal
 import enum
 import functools
+import gc
 import io
 import os
 import pickle
@@ -18,6 +20,7 @@ import sys
 import threading
 import time
 import types
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -763,6 +766,29 @@ def test_w06_a_second_cancellation_does_not_run_away(shared: Shared, log: str) -
             await task
         await until(lambda: in_flight(shared.pool) == 0)
         assert await jobs.add(1, 2) == 3
+
+    shared(main)
+
+
+def test_w06_a_cancelled_call_keeps_nothing_of_its_caller(shared: Shared) -> None:
+    class Held:
+        pass
+
+    async def caller() -> weakref.ref[Held]:
+        held = Held()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await jobs.sleep_and_pid(30)
+        return weakref.ref(held)
+
+    async def main() -> None:
+        await jobs.pid()
+        gc.disable()  # it would free what is in a cycle
+        try:
+            held = await caller()
+            await until(lambda: held() is None, 2.0)
+        finally:
+            gc.enable()
 
     shared(main)
 

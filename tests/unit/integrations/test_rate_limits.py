@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from headgate.integrations.rate_limits import Limit, RateLimits, may_be_spent, read_rate_limits
@@ -240,6 +240,10 @@ RAW = st.lists(st.tuples(NAMES.map(str.encode), TEXTS.map(lambda text: text.enco
 
 
 @given(RAW, st.floats(0, 1e10))
+@example([(b"x-ratelimit-remaining-tokens", b"1E-1"), (b"x-ratelimit-reset-tokens", b"6s")], 0.0)
+@example([(b"anthropic-ratelimit-requests-remaining", b"5e-324"), (b"anthropic-ratelimit-requests-reset", b"6s")], 0.0)
+@example([(b"RateLimit", b'1, "default";r=0;t=30')], 0.0)
+@example([(b"RateLimit", b"1=1, remaining=0, reset=30")], 0.0)
 @EXAMPLES
 def test_h11_the_quick_look_misses_no_limit_that_is_spent(headers: list[tuple[bytes, bytes]], now: float) -> None:
     read = read_rate_limits(headers, now)
@@ -255,6 +259,9 @@ def test_h11_the_quick_look_misses_no_limit_that_is_spent(headers: list[tuple[by
         (b"x-ratelimit-remaining-tokens", b"-3", True),
         (b"x-ratelimit-remaining-tokens", b" 7", True),  # a closer look will tell
         (b"RateLimit", b'"default";r=0;t=30', True),
+        (b"x-ratelimit-remaining-tokens", b"1E-1", True),
+        (b"x-ratelimit-remaining-tokens", b"7.5", True),
+        (b"x-ratelimit-remaining-tokens", b"", True),
         (b"x-ratelimit-remaining-tokens", b"90000", False),
         (b"x-ratelimit-reset-tokens", b"0s", False),
         (b"x-ratelimit-limit-tokens", b"0", False),

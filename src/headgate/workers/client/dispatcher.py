@@ -482,38 +482,41 @@ class Dispatcher:
         deadline = clock.now() + CONFIRMATION
         told = False
         before: list[Answer] = []  # items that were on their way
-        while True:
-            answer, call.answer = call.answer, None
-            if answer is not None:
-                if answer.swallowed and answer.kind in ("returned", "raised", "yielded"):
-                    first, *rest = *before, answer
-                    if rest and call.backlog is not None:
-                        call.backlog.extendleft(reversed(rest))
-                    return first
-                if answer.kind != "yielded":
-                    context_frames.came_back_late(call, [*before, answer], CALLER.get())
-                    answer = None  # it may be long, and an exception keeps its frames for a while
-                    before.clear()
+        try:
+            while True:
+                answer, call.answer = call.answer, None
+                if answer is not None:
+                    if answer.swallowed and answer.kind in ("returned", "raised", "yielded"):
+                        first, *rest = *before, answer
+                        if rest and call.backlog is not None:
+                            call.backlog.extendleft(reversed(rest))
+                        return first
+                    if answer.kind != "yielded":
+                        context_frames.came_back_late(call, [*before, answer], CALLER.get())
+                        answer = None  # it may be long, and an exception keeps its frames for a while
+                        before.clear()
+                        raise error
+                    before.append(answer)
+                if connection.session.state == "over" or (not told and connection.cancel(call)):
                     raise error
-                before.append(answer)
-            if connection.session.state == "over" or (not told and connection.cancel(call)):
-                raise error
-            told = True
-            if call.backlog:
-                call.waiter, call.answer = None, call.backlog.popleft()
-                continue
-            waiter = call.waiter = self.loop.create_future()
-            scope = asyncio.timeout(None if patient else max(0.0, deadline - clock.now()))
-            try:
-                async with scope:
-                    await waiter
-            except TimeoutError:
-                if scope.expired():
-                    connection.give_up(call)
-                    raise error from None
-                raise
-            except asyncio.CancelledError as again:
-                error, told = again, False
+                told = True
+                if call.backlog:
+                    call.waiter, call.answer = None, call.backlog.popleft()
+                    continue
+                waiter = call.waiter = self.loop.create_future()
+                scope = asyncio.timeout(None if patient else max(0.0, deadline - clock.now()))
+                try:
+                    async with scope:
+                        await waiter
+                except TimeoutError:
+                    if scope.expired():
+                        connection.give_up(call)
+                        raise error from None
+                    raise
+                except asyncio.CancelledError as again:
+                    error, told = again, False
+        finally:
+            del error  # else it and this frame hold each other, and those of all callers, until a collection
 
     # -- outcomes -----------------------------------------------------------------------------------------------------
 

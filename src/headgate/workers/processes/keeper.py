@@ -533,9 +533,22 @@ def become(name: str, program: dict[str, Any], config: dict[str, Any], lifeline:
     os.dup2(errors, 2)
     for fd in (lifeline, said, stderr):
         os.set_inheritable(fd, True)
+    leave_gone_folder()
     argv = [*program["argv"], name, marshal.dumps(config).hex(), str(lifeline), str(said), str(stderr)]
     env = program["env"] if name == "fork_server" else {**program["env"], MARK: config["uid"]}
     os.execve(argv[0], argv, env)
+
+
+def leave_gone_folder() -> None:
+    """Go elsewhere if the current folder was removed. A worker enters its own folder, or none, when it has started.
+
+    There Python 3.13.0 to 3.13.2 raises SystemError for every attribute that a module does not have, and so cannot even
+    import asyncio (CPython's gh-130932). No Python starts there with a relative path in PYTHONPATH.
+    """
+    try:
+        os.getcwd()
+    except OSError:
+        os.chdir("/")
 
 
 def reset_signals() -> None:

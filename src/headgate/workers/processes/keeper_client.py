@@ -103,6 +103,7 @@ class KeeperClient:
                 stdin=subprocess.DEVNULL,
                 stdout=None if _is_stream(1) else subprocess.DEVNULL,
                 stderr=None if _is_stream(2) else subprocess.DEVNULL,
+                cwd=_place(),
                 start_new_session=True,
             )
             if guard >= 0:
@@ -142,7 +143,7 @@ class KeeperClient:
         """Return where a worker finds modules, and its current folder: both as they are here and now."""
         try:
             self.folder = os.getcwd()
-        except OSError as error:  # it was removed: workers start all the same (see `process.enter_folder`)
+        except OSError as error:  # it was removed: workers start all the same (see `worker_main`)
             if self.folder is None:
                 raise WorkerStartFailed(
                     f"workers start in the current folder, and there is none: {error}",
@@ -322,6 +323,15 @@ def _interpreter() -> list[str]:
     """Return the command of an interpreter like this one, with the same flags."""
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     return [sys.executable, *(flag for flag in flags if not (flag.startswith("-W") and "headgate." in flag))]
+
+
+def _place() -> str | None:
+    """Return where the keeper starts: here, or elsewhere if the folder was removed (see `keeper.leave_gone_folder`)."""
+    try:
+        os.getcwd()
+    except OSError:
+        return "/"
+    return None
 
 
 def _after_fork() -> None:

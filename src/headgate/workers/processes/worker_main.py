@@ -29,10 +29,13 @@ def main(config: dict[str, Any], lifeline: int, status: int, stderr: int) -> Non
 
     line.arm(lifeline)
     try:
-        enter_folder(config["cwd"], config["private"])
+        reason = enter_folder(config["cwd"])
         prepare()
         from headgate.workers.server.event_loops import new_loop
         from headgate.workers.server.serve import serve
+
+        if reason is not None:
+            enter_no_folder(config["private"], reason)  # now: Python 3.13.0 to 3.13.2 can hardly import anything there
     except BaseException as error:
         tell(status, cause=_cause(error))
         raise
@@ -85,17 +88,21 @@ class _Status:
             tell(self._status, cause=_cause(error), error=_dumped_cause(error))
 
 
-def enter_folder(folder: str, private: str) -> None:
-    """Make the current folder of the client the current folder here.
+def enter_folder(folder: str) -> OSError | None:
+    """Make the current folder of the client the current folder here. Return why that cannot be."""
+    try:
+        os.chdir(folder)
+    except OSError as error:
+        return error
+    return None
+
+
+def enter_no_folder(private: str, reason: OSError) -> None:
+    """Run without a current folder, because that of the client cannot be entered.
 
     A folder that is gone keeps no worker from starting, because most routines never use it. The worker is then in a
     folder that is gone as well: a relative path fails there, and does not silently mean a file elsewhere.
     """
-    try:
-        os.chdir(folder)
-        return
-    except OSError as error:
-        reason = error
     try:
         gone = os.path.join(private, f"gone-{os.getpid()}")
         os.mkdir(gone, 0o700)
