@@ -13,11 +13,14 @@ from typing import Any
 
 import pytest
 
+from headgate import registry
 from headgate.workers.client import lifetime
 from tests import warm_start
 
 pytest_plugins = ["headgate.testing.plugin"]
 
+_KNOWN = pytest.StashKey[set[int]]()
+"""Numbers of pools that a test need not end: those of earlier tests, and of fixtures that tests share."""
 SCALE = float(os.environ.get("HEADGATE_SCALE", "0.1"))
 
 if (
@@ -133,3 +136,45 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture(autouse=True)
 def leaves_nothing_behind(headgate_leaks: None) -> None:
     """Every test is checked."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Fail a test whose pools are still live: they would show in the `top`, metrics and snapshots of later tests.
+
+    Most often an exception that somebody keeps holds the frames that hold the pool. This is no fixture, because pytest
+    holds what fixtures give until all of them have ended.
+    """
+    known = {pool.number for pool in registry.pools()}
+    item.config.stash[_KNOWN] = known
+    failed = item.session.testsfailed
+    result = yield
+    if item.session.testsfailed == failed and _pools_besides(known):  # else its own exception keeps them
+        logs = item.config.pluginmanager.get_plugin("logging-plugin")
+        if logs is not None:  # it keeps what was logged while fixtures ended, until the next test begins
+            logs.caplog_handler.reset()
+            logs.report_handler.reset()
+        gc.collect()
+        if left := _pools_besides(known):
+            words = f"pools left behind: {', '.join(left)}"
+            report = pytest.TestReport(item.nodeid, item.location, {}, "failed", words, "teardown")
+            item.ihook.pytest_runtest_logreport(report=report)
+    return result
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(
+    fixturedef: pytest.FixtureDef[object], request: pytest.FixtureRequest
+) -> Generator[None, object, object]:
+    """Leave pools alone that several tests share."""
+    before = {pool.number for pool in registry.pools()}
+    result = yield
+    if fixturedef.scope != "function":
+        request.config.stash[_KNOWN].update({pool.number for pool in registry.pools()} - before)
+    return result
+
+
+def _pools_besides(known: set[int]) -> list[str]:
+    """The pools of resources and tasks that are new. Tests share pools of workers."""
+    found = (pool for pool in registry.pools() if pool.kind != "workers" and pool.number not in known)
+    return [f"{pool.kind} {pool.name!r}" for pool in found]

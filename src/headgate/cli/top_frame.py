@@ -276,8 +276,11 @@ _COLOURS = {"healthy": "green", "cooling_down": "yellow", "disabled": "red", "no
 
 
 def _resources(views: Views, settings: Settings, since: float) -> Table:
-    rows = []
+    """The resources of pools at work, then those of idle ones: a forgotten pool pushes nothing off the screen."""
+    at_work: list[Ranked] = []
+    idle: list[Ranked] = []
     for _, view, its_name in views:
+        rows = at_work if view["kind"] == "resources" and _is_at_work(view, since) else idle
         for row in view.get("resources", ()) if view["kind"] == "resources" else ():
             if _fits(settings, row["id"], view["name"]):
                 left = max(0.0, row["cooldown"] - since)
@@ -298,7 +301,19 @@ def _resources(views: Views, settings: Settings, since: float) -> Table:
                 ]
                 rows.append((cells, left + 1e9 * (status == "disabled"), row["id"], row["in_flight"]))
     titles = ("resource", "pool", "status", "back in", "in use", "ok", "refused")
-    return Table("Resources", titles, (None, 16, 9, 9, 8, 9, 8), _sorted(rows, settings))
+    ordered = [*_sorted(at_work, settings), *_sorted(idle, settings)]
+    return Table("Resources", titles, (None, 16, 9, 9, 8, 9, 8), ordered)
+
+
+def _is_at_work(view: dict[str, Any], since: float) -> bool:
+    """Is a resource of the pool in use, awaited, or on its way back from a cooldown or to its next quota?"""
+    if view.get("in_flight") or view.get("waiting"):
+        return True
+    return any(
+        max(row["cooldown"], row.get("quota", {}).get("seconds_until_open", 0.0)) > since
+        for row in view.get("resources", ())
+        if row["status"] != "disabled"
+    )
 
 
 def _workers(views: Views, settings: Settings) -> Table:

@@ -22,7 +22,7 @@ class Clock:
     They are attributes, not methods, so that the usual clock costs one call of a builtin and nothing more.
     """
 
-    __slots__ = ("now", "sleep", "token", "uniform", "wall")
+    __slots__ = ("now", "sleep", "swaps", "token", "uniform", "wall")
 
     now: Callable[[], float]
     """Seconds on a clock that never jumps back. Only differences mean anything."""
@@ -34,6 +34,8 @@ class Clock:
     """A number between two others."""
     token: Callable[[], str]
     """A name that no other call has been given."""
+    swaps: int
+    """How many times the answers were swapped. Times that were noted before the last swap mean nothing after it."""
 
     def __init__(self) -> None:
         self.now = time.monotonic
@@ -41,6 +43,7 @@ class Clock:
         self.sleep = time.sleep
         self.uniform = random.uniform
         self.token = _random_token
+        self.swaps = 0
 
     @contextmanager
     def replaced(
@@ -59,10 +62,12 @@ class Clock:
         self.sleep = sleep or self.sleep
         self.uniform = uniform or self.uniform
         self.token = token or self.token
+        self.swaps += 1
         try:
             yield self
         finally:
             self.now, self.wall, self.sleep, self.uniform, self.token = before
+            self.swaps += 1
 
 
 def chance_from(seed: int) -> random.Random:

@@ -729,7 +729,7 @@ def set_handle(use: Use, steered: Steered[Any]) -> None:
 
 async def bounded(steered: Steered[R], seconds: float) -> R:
     """Await an operation, and interrupt it when it takes longer than `seconds`."""
-    timer = asyncio.get_running_loop().call_later(seconds, steered.interrupt, _TIMEOUT)
+    timer = asyncio.get_running_loop().call_later(seconds, steered.interrupt, _TIMEOUT, context=Context())
     try:
         return await steered
     finally:

@@ -56,7 +56,7 @@ class LoopWaiter:
         """Sleep until woken, or until `deadline`."""
         limit = None
         if deadline is not None:
-            limit = self._loop.call_later(max(0.0, deadline - clock.now()), self._finish)
+            limit = self._loop.call_later(max(0.0, deadline - clock.now()), self._finish, context=Context())
         try:
             await self._future
         finally:

@@ -329,6 +329,7 @@ def test_r61_random_bodies_on_real_workers(shared: Apart, scale: float) -> None:
             with watched(chosen, pool, every=100) as watch:
                 handles = []
                 cancelled: set[Any] = set()
+                timers: list[asyncio.TimerHandle] = []
                 loop = asyncio.get_running_loop()
 
                 def cancel(handle: TaskHandle[Any]) -> None:
@@ -339,9 +340,11 @@ def test_r61_random_bodies_on_real_workers(shared: Apart, scale: float) -> None:
                     handle = await pool.submit(cancel_jobs.random_body, number, max_attempts=1000)
                     handles.append(handle)
                     if chance.random() < 0.1:
-                        loop.call_later(chance.uniform(0, 1.5), cancel, handle)
+                        timers.append(loop.call_later(chance.uniform(0, 1.5), cancel, handle))
                 ended = [await outcome_of(handle) for handle in handles]
                 watch.check_ends(handles)
+            for timer in timers:
+                timer.cancel()  # the loop is shared, and would keep the pool until they are due
             for number, (handle, outcome) in enumerate(zip(handles, ended, strict=True)):
                 assert outcome == number or (handle in cancelled and isinstance(outcome, TaskCancelled)), outcome
         assert chosen.stats().sibling_cancels > 0

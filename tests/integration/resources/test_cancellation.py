@@ -12,6 +12,7 @@ import contextvars
 import gc
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ import headgate
 from headgate import CooldownResource, DisableResource, PoolExhausted, Resource, ResourcePool
 from headgate.resources.events import ResourceReleased, SiblingCancelled
 from headgate.testing import capture_events, run, settle, virtual
-from tests.support.resources.support import REVOKED, Gate, always, ident, in_flight, keys, status
+from tests.support.resources.support import Gate, always, ident, in_flight, keys, revoked, status
 
 LONG = 1000.0
 
@@ -113,9 +114,9 @@ async def outcome_of(task: asyncio.Task[Any]) -> object:
 # -- R60, R61: who is asked, and what its caller sees ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("signal", [CooldownResource(LONG), DisableResource()])
+@pytest.mark.parametrize("signal", [partial(CooldownResource, LONG), DisableResource])
 @virtual
-async def test_r60_only_the_strictly_younger_are_asked(signal: BaseException) -> None:
+async def test_r60_only_the_strictly_younger_are_asked(signal: Callable[[], BaseException]) -> None:
     pool = pair()
     elder, younger = Heard(), Heard()
     first = await calling(pool, elder)
@@ -123,7 +124,7 @@ async def test_r60_only_the_strictly_younger_are_asked(signal: BaseException) ->
     trouble.task = await calling(pool, trouble._operation)
     second = await calling(pool, younger)
     with capture_events("resources.usage") as events:
-        trouble.signal(signal)
+        trouble.signal(signal())
         assert await second == "b"
         assert await trouble.task == "b"  # the signaller went elsewhere, and was not asked itself
     assert [event.usage.resource_id for event in events.of(SiblingCancelled)] == ["a"]
@@ -969,9 +970,9 @@ async def test_r43_a_waiter_cancelled_in_the_turn_of_its_grant_hands_it_on() -> 
     assert in_flight(pool) == 0
 
 
-@pytest.mark.parametrize("signal", [CooldownResource(5), REVOKED])
+@pytest.mark.parametrize("cools", [True, False], ids=["cooldown", "disable"])
 @virtual
-async def test_r60_a_use_that_was_granted_and_has_not_begun(signal: BaseException) -> None:
+async def test_r60_a_use_that_was_granted_and_has_not_begun(cools: bool) -> None:
     # Two end in one turn: one gives its slot to the waiter, the other finds the resource overloaded or dead. The waiter
     # holds a younger use; it must not begin it, and it has not failed either.
     pool = ResourcePool([Resource("a", "secret", 2)])
@@ -986,10 +987,10 @@ async def test_r60_a_use_that_was_granted_and_has_not_begun(signal: BaseExceptio
 
     waiting = await calling(pool, operation, wait_for_capacity=True, max_attempts=1)
     gate.finish(0)
-    gate.finish(1, signal)
+    gate.finish(1, CooldownResource(5) if cools else revoked())
     result = await outcome_of(waiting)
-    assert result == "a" if isinstance(signal, CooldownResource) else isinstance(result, PoolExhausted)
-    assert seen == (["healthy"] if isinstance(signal, CooldownResource) else [])
+    assert result == "a" if cools else isinstance(result, PoolExhausted)
+    assert seen == (["healthy"] if cools else [])
     await asyncio.wait([good, bad])
     assert isinstance(bad.exception(), PoolExhausted)
 

@@ -79,5 +79,12 @@ def in_flight(pool: ResourcePool[Any]) -> int:
     return sum(one["in_flight"] for one in pool.snapshot().values())
 
 
-RATE_LIMITED = CooldownResource(reason="rate limited")
-REVOKED = DisableResource("revoked")
+# A new one each time: an exception that a module keeps would keep the frames that raised it, and the pools in them.
+
+
+def rate_limited() -> CooldownResource:
+    return CooldownResource(reason="rate limited")
+
+
+def revoked() -> DisableResource:
+    return DisableResource("revoked")

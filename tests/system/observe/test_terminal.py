@@ -498,6 +498,33 @@ def test_o10_a_spent_quota_is_shown_in_a_frame() -> None:
     )
 
 
+@pytest.mark.parametrize("sort", ["age", "name", "load"])
+@pytest.mark.parametrize("at_work", ["in use", "awaited", "cooling", "out of quota"])
+def test_o10_keys_of_idle_pools_come_after_those_of_pools_at_work(at_work: str, sort: str) -> None:
+    plain = {"status": "healthy", "cooldown": 0.0, "in_flight": 0, "max_in_flight": None, "refusals": 0, "successes": 1}
+    idle = {"in_flight": 0, "waiting": 0, "kind": "resources"}
+    disabled = {**plain, "id": "a", "status": "disabled"}
+    forgotten = [{**idle, "name": f"forgotten-{n}", "resources": [disabled]} for n in range(20)]
+    row, pool = {**plain, "id": "z"}, {**idle, "name": "keys"}
+    if at_work == "in use":
+        row["in_flight"] = pool["in_flight"] = 1
+    elif at_work == "awaited":
+        pool["waiting"] = 1
+    elif at_work == "cooling":
+        row |= {"status": "cooling_down", "cooldown": 9.0}
+    else:
+        row["quota"] = {"left": {}, "seconds_until_open": 9.0}
+    pool["resources"] = [row]
+
+    def listed(since: float) -> list[str]:
+        lines = frame([{**seen(), "pools": [*forgotten, pool]}], Settings(sort=sort), 120, 12, since=since)
+        return ["".join(piece.text for piece in line).split()[0] for line in lines[4:]]
+
+    assert listed(2.0) == ["z", *["a"] * 7]
+    if at_work in ("cooling", "out of quota"):
+        assert listed(10.0) == ["a"] * 8, "it is back, and its pool is as idle as the others"
+
+
 def test_o10_w67_a_frame_and_ps_say_how_many_workers_are_missing() -> None:
     states = dict.fromkeys(("starting", "cooling", "blocked", "stopping"), 0)
     gone = {"uid": "w-2", "pid": 0, "state": "lost", "in_flight": 0, "memory": None, "host": "", "address": "unix:/x"}

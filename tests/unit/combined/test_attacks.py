@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -165,10 +166,10 @@ async def test_line_a_hook_may_submit_when_a_key_recovers() -> None:
     assert keys.stats().in_flight == 0
 
 
-@pytest.mark.parametrize("signal", [CooldownResource(0.05), DisableResource("401")])
+@pytest.mark.parametrize("signal", [partial(CooldownResource, 0.05), partial(DisableResource, "401")])
 @pytest.mark.parametrize("what", ["cancel", "submit"])
 @virtual
-async def test_line_who_hears_of_a_requeue_may_end_the_task(what: str, signal: Exception) -> None:
+async def test_line_who_hears_of_a_requeue_may_end_the_task(what: str, signal: Callable[[], Exception]) -> None:
     keys = ResourcePool([Resource("only", SECRET, 1)])
     handles: dict[str, Any] = {}
 
@@ -181,7 +182,7 @@ async def test_line_who_hears_of_a_requeue_may_end_the_task(what: str, signal: E
 
     async def bad(key: Resource[str]) -> None:
         await asyncio.sleep(0.01)
-        raise signal
+        raise signal()
 
     unsubscribe = subscribe(listener)
     try:

@@ -14,7 +14,7 @@ from headgate import InvalidType
 from headgate.core.events import Event
 from headgate.core.topics import subscribe, topic_named
 from headgate.testing import capture_events, virtual
-from tests.support.resources.support import RATE_LIMITED, always, by_id, ident, keys
+from tests.support.resources.support import always, by_id, ident, keys, rate_limited
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +109,7 @@ async def test_every_transition_is_one_event() -> None:
 
     pool = keys("a", "b", name="p", strategy="primary_backup")
     with capture_events("resources") as events:
-        await pool.run(by_id(a=RATE_LIMITED, b="ok"), retry_delay=0)
+        await pool.run(by_id(a=rate_limited(), b="ok"), retry_delay=0)
         await asyncio.sleep(30)
         await pool.run(ident)
         await pool.disable("a")
@@ -145,7 +145,7 @@ async def test_every_transition_is_one_event() -> None:
 async def test_a_failed_run_is_reported_with_its_outcome() -> None:
     pool = keys("a")
     with capture_events("resources.run") as events:
-        for outcome in (ValueError("mine"), RATE_LIMITED):
+        for outcome in (ValueError("mine"), rate_limited()):
             with pytest.raises(Exception):  # noqa: B017, PT011
                 await pool.run(always(outcome))
         with pytest.raises(headgate.PoolExhausted):

@@ -56,6 +56,9 @@ async def test_c33_a_resource_pool_shows_cooldowns() -> None:
     assert "secret" not in html
 
 
-def test_c33_pools_that_are_not_open_are_shown_too(tmp_path: object) -> None:
+@virtual
+async def test_c33_pools_that_are_not_open_are_shown_too() -> None:
     assert WorkerPool(spawn=1)._repr_html_() == "<div><b>WorkerPool</b> new</div>"
-    assert "0 of 1 active" in TaskPool()._repr_html_()
+    pool = TaskPool()
+    assert "0 of 1 active" in pool._repr_html_()
+    await pool.close()

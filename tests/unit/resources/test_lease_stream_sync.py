@@ -21,7 +21,7 @@ from headgate import (
 )
 from headgate.core.clock import clock
 from headgate.testing import capture_events, settle, virtual
-from tests.support.resources.support import RATE_LIMITED, always, by_id, ident, in_flight, keys, status
+from tests.support.resources.support import always, by_id, ident, in_flight, keys, rate_limited, status
 
 # -- R50: the decorator ---------------------------------------------------------------
 
@@ -77,7 +77,7 @@ async def test_r50_every_call_retries_and_within_starts_with_each() -> None:
     @pool.use(retry_delay=0, within=5)
     async def call(resource: Resource[str]) -> str:
         if resource.resource_id == "a":
-            raise RATE_LIMITED
+            raise rate_limited()
         return resource.resource_id
 
     assert await call() == "b"
@@ -192,7 +192,7 @@ def numbers(fail: dict[str, Exception], after: int = 0, count: int = 3) -> Any:
 @virtual
 async def test_r75_a_stream_fails_over_until_its_first_item() -> None:
     pool = keys("a", "b", strategy="primary_backup")
-    items = [item async for item in pool.stream(numbers({"a": RATE_LIMITED}), retry_delay=0)]
+    items = [item async for item in pool.stream(numbers({"a": rate_limited()}), retry_delay=0)]
     assert items == ["b0", "b1", "b2"]
     assert status(pool, "a") == "cooling_down"
     assert in_flight(pool) == 0
@@ -264,7 +264,7 @@ async def test_r75_a_stream_of_the_wrong_kind_is_refused() -> None:
 @virtual
 async def test_r75_an_exhausted_stream_says_what_was_tried() -> None:
     pool = keys("a", "b")
-    failing = numbers({"a": RATE_LIMITED, "b": RetryOperation()})
+    failing = numbers({"a": rate_limited(), "b": RetryOperation()})
     with pytest.raises(PoolExhausted, match="max_attempts=2 exhausted"):
         await collect(pool.stream(failing, max_attempts=2, retry_delay=0), [])
     assert pool.stats().runs_exhausted == 1
@@ -277,7 +277,7 @@ async def test_r75_an_iterator_that_raises_before_it_awaits_is_no_trouble() -> N
             return self
 
         def __anext__(self) -> Any:
-            raise RATE_LIMITED  # a plain def: `anext(it, default)` crashes the interpreter on this
+            raise rate_limited()  # a plain def: `anext(it, default)` crashes the interpreter on this
 
     pool = keys("a", "b", strategy="primary_backup")
     fine = numbers({})
@@ -311,7 +311,7 @@ def test_r76_run_sync_needs_no_loop() -> None:
 
     def fetch(resource: Resource[str]) -> str:
         if resource.resource_id == "a":
-            raise RATE_LIMITED
+            raise rate_limited()
         return resource.value
 
     with capture_events("resources.run") as events:

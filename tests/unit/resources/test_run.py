@@ -9,6 +9,8 @@ import logging
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -27,7 +29,7 @@ from headgate.core.clock import clock
 from headgate.core.topics import subscribe
 from headgate.resources import Attempt
 from headgate.testing import capture_events, settle, virtual
-from tests.support.resources.support import RATE_LIMITED, REVOKED, Gate, always, by_id, ident, in_flight, keys, status
+from tests.support.resources.support import Gate, always, by_id, ident, in_flight, keys, rate_limited, revoked, status
 
 
 def now() -> float:
@@ -106,7 +108,7 @@ async def test_r12_the_budget_is_the_smaller_of_max_attempts_and_the_resources()
     for size, max_attempts, expected in [(2, 5, 2), (5, 3, 3), (1, 3, 1)]:
         pool = keys(*"abcde"[:size], max_attempts=max_attempts)
         with pytest.raises(PoolExhausted, match=f"max_attempts={expected} exhausted") as caught:
-            await pool.run(always(RATE_LIMITED), retry_delay=0)
+            await pool.run(always(rate_limited()), retry_delay=0)
         assert len(caught.value.attempts) == expected
         assert caught.value.reason == "attempts"
 
@@ -128,7 +130,7 @@ async def test_r12_none_is_used_twice_even_if_eligible_again_at_once() -> None:
 async def test_r12_the_budget_counts_only_resources_that_match() -> None:
     pool = ResourcePool([Resource("a", 1, tags=["x"]), Resource("b", 2, tags=["x"]), Resource("c", 3)])
     with pytest.raises(PoolExhausted) as caught:
-        await pool.run(always(RATE_LIMITED), tags=["x"], exclude=["b"], retry_delay=0)
+        await pool.run(always(rate_limited()), tags=["x"], exclude=["b"], retry_delay=0)
     assert [attempt.resource_id for attempt in caught.value.attempts] == ["a"]
 
 
@@ -158,7 +160,7 @@ async def test_r12_retry_operation_goes_elsewhere_while_anything_else_is_eligibl
 async def test_r12_with_a_wait_mode_a_resource_may_come_again() -> None:
     pool = keys("only", cooldown_table=(10.0,))
     with pytest.raises(PoolExhausted, match="max_attempts=3 exhausted"):
-        await pool.run(always(RATE_LIMITED), wait_for_cooldown=True, retry_delay=0)
+        await pool.run(always(rate_limited()), wait_for_cooldown=True, retry_delay=0)
     assert now() == 20.0
 
 
@@ -170,7 +172,7 @@ async def test_r13_r31_the_table_climbs_and_clamps() -> None:
     pool = keys("a")
     for seconds in (30.0, 120.0, 300.0, 600.0, 600.0):
         with pytest.raises(PoolExhausted) as caught:
-            await pool.run(always(RATE_LIMITED))
+            await pool.run(always(rate_limited()))
         assert pool.snapshot()["a"]["cooldown_seconds_remaining"] == seconds
         assert caught.value.reason == "attempts"
         await asyncio.sleep(seconds)
@@ -187,7 +189,7 @@ async def test_r31_explicit_seconds_override_once_and_still_count() -> None:
     assert pool.snapshot()["a"]["cooldown_seconds_remaining"] == 5
     await asyncio.sleep(5)
     with pytest.raises(PoolExhausted):
-        await pool.run(always(RATE_LIMITED))
+        await pool.run(always(rate_limited()))
     assert pool.snapshot()["a"]["cooldown_seconds_remaining"] == 120
     assert pool.snapshot()["a"]["consecutive_cooldown"] == 2
 
@@ -377,23 +379,23 @@ async def test_r30_outer_cancellation_gives_no_verdict() -> None:
 @virtual
 async def test_r32_disabled_is_permanent_and_retried_elsewhere() -> None:
     pool = keys("a", "b", strategy="primary_backup")
-    assert await pool.run(by_id(a=REVOKED, b="ok"), retry_delay=0) == "ok"
+    assert await pool.run(by_id(a=revoked(), b="ok"), retry_delay=0) == "ok"
     await asyncio.sleep(1e6)
     assert status(pool, "a") == "disabled"
     assert await pool.run(ident) == "b"
 
 
-@pytest.mark.parametrize("late", ["ok", ValueError("late"), CooldownResource(0), RetryOperation()])
-def test_r32_no_late_verdict_revives_a_disabled_resource(late: object) -> None:
+@pytest.mark.parametrize("late", [str, ValueError, partial(CooldownResource, 0), RetryOperation])
+def test_r32_no_late_verdict_revives_a_disabled_resource(late: Callable[[], object]) -> None:
     @virtual
     async def check() -> None:
         pool, gate = keys("a"), Gate()
         elder = asyncio.create_task(pool.run(gate))
         younger = asyncio.create_task(pool.run(gate))
         await settle()
-        gate.finish(1, REVOKED)
+        gate.finish(1, revoked())
         await settle()
-        gate.finish(0, late)
+        gate.finish(0, late())
         await asyncio.wait([elder, younger])
         elder.exception()
         assert isinstance(younger.exception(), PoolExhausted)
@@ -438,7 +440,7 @@ async def test_r34_a_group_of_signals_counts_as_its_gravest() -> None:
     pool = keys("a", "b", strategy="primary_backup")
     assert await pool.run(by_id(a=group, b="ok"), retry_delay=0) == "ok"
     assert pool.snapshot()["a"]["cooldown_seconds_remaining"] == 9
-    graver = ExceptionGroup("", [CooldownResource(5), REVOKED])
+    graver = ExceptionGroup("", [CooldownResource(5), revoked()])
     with pytest.raises(PoolExhausted) as caught:
         await pool.run(by_id(b=graver), exclude=["a"])
     assert isinstance(caught.value.__cause__, DisableResource)
@@ -451,7 +453,7 @@ async def test_r34_a_task_group_in_an_operation_works_as_expected() -> None:
         if resource.resource_id == "b":
             return "ok"
         async with asyncio.TaskGroup() as group:
-            group.create_task(always(RATE_LIMITED)(resource))
+            group.create_task(always(rate_limited())(resource))
             group.create_task(asyncio.sleep(100))
         raise AssertionError("unreachable")
 
@@ -478,7 +480,7 @@ async def test_r35_a_burst_of_429s_escalates_once() -> None:
     calls = [asyncio.create_task(pool.run(gate, max_attempts=1)) for _ in range(8)]
     await settle()
     for number in range(8):
-        gate.finish(number, RATE_LIMITED)
+        gate.finish(number, rate_limited())
         await asyncio.sleep(1)
     await asyncio.wait(calls)
     assert pool.snapshot()["a"]["consecutive_cooldown"] == 1
@@ -571,7 +573,7 @@ async def test_r41_a_deadline_bounds_starts_and_pauses_and_never_interrupts() ->
     assert await pool.run(slow, within=3) == "late but whole"
     start = now()
     with pytest.raises(PoolExhausted, match=r"deadline exceeded after 1 attempt\(s\)") as caught:
-        await pool.run(always(RATE_LIMITED), deadline=start + 2, retry_delay=100)
+        await pool.run(always(rate_limited()), deadline=start + 2, retry_delay=100)
     assert now() == start + 2
     assert isinstance(caught.value.__cause__, CooldownResource)
 
@@ -623,7 +625,7 @@ async def test_r42_the_pause_is_jittered_and_none_follows_the_last_attempt() -> 
 
     async def operation(resource: Resource[str]) -> None:
         starts.append(now())
-        raise RATE_LIMITED
+        raise rate_limited()
 
     with clock.replaced(uniform=uniform), pytest.raises(PoolExhausted):
         await keys("a", "b", "c").run(operation, retry_delay=10)
@@ -637,7 +639,7 @@ async def test_r42_the_pause_is_jittered_and_none_follows_the_last_attempt() -> 
 @virtual
 async def test_r42_no_pause_when_it_is_zero() -> None:
     with pytest.raises(PoolExhausted):
-        await keys("a", "b", "c").run(always(RATE_LIMITED), retry_delay=0)
+        await keys("a", "b", "c").run(always(rate_limited()), retry_delay=0)
     assert now() == 0
 
 
@@ -666,7 +668,7 @@ async def test_r42_the_slot_is_free_during_the_pause() -> None:
 async def test_r44_one_request_id_on_every_event_of_a_call() -> None:
     pool = keys("a", "b", strategy="primary_backup")
     with capture_events("resources") as events:
-        await pool.run(by_id(a=RATE_LIMITED, b="ok"), retry_delay=0, request_id="req-7")
+        await pool.run(by_id(a=rate_limited(), b="ok"), retry_delay=0, request_id="req-7")
     assert events.names == [
         "resource_acquired",
         "resource_cooled",
@@ -736,7 +738,7 @@ async def test_r45_nothing_eligible_after_an_attempt_keeps_the_last_signal_as_ca
     pool = keys("a", "b")
     await pool.disable("b")
     with pytest.raises(PoolExhausted, match="no eligible resource") as caught:
-        await pool.run(always(RATE_LIMITED), retry_delay=0)
+        await pool.run(always(rate_limited()), retry_delay=0)
     assert caught.value.reason == "no_eligible"
     assert isinstance(caught.value.__cause__, CooldownResource)
     assert caught.value.retry_after == 30.0

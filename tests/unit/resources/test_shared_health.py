@@ -24,7 +24,7 @@ from headgate.resources import CooldownResource, DisableResource, Resource, Reso
 from headgate.resources.engine import engine_of
 from headgate.stores.shared.memory import MemoryState, SharedMemory
 from headgate.testing import settle, virtual
-from tests.support.resources.support import RATE_LIMITED, REVOKED, Gate, always, by_id, ident, status
+from tests.support.resources.support import Gate, always, by_id, ident, rate_limited, revoked, status
 
 KEY = "resources/keys"
 
@@ -140,7 +140,7 @@ async def test_h01_escalation_is_shared() -> None:
     one, other = share(place, "k"), share(place, "k")
     for pool, seconds in ((one, 30.0), (other, 120.0), (one, 300.0), (other, 600.0), (one, 600.0)):
         with pytest.raises(PoolExhausted):
-            await pool.run(always(RATE_LIMITED))
+            await pool.run(always(rate_limited()))
         assert cooldown(one, "k") == cooldown(other, "k")
         assert cooldown(one, "k")[2] == seconds
         await asyncio.sleep(seconds)
@@ -173,7 +173,7 @@ async def test_h01_calls_on_healthy_resources_do_not_ask_the_store() -> None:
         await pool.run(always(ValueError("a mistake of the caller")))
     assert not asked
     with pytest.raises(PoolExhausted):
-        await pool.run(always(RATE_LIMITED), retry_delay=0)
+        await pool.run(always(rate_limited()), retry_delay=0)
     assert len(asked) == 2
     await asyncio.sleep(30)
     for _ in range(20):
@@ -186,7 +186,7 @@ async def test_h02_disable_and_enable_are_known_to_all() -> None:
     place = SharedMemory()
     pools = [share(place) for _ in range(3)]
     with pytest.raises(PoolExhausted):
-        await pools[0].run(always(REVOKED), retry_delay=0)
+        await pools[0].run(always(revoked()), retry_delay=0)
     assert [status(pool, "k1") for pool in pools] == ["disabled"] * 3
     await pools[2].enable("k1")
     assert [status(pool, "k1") for pool in pools] == ["healthy"] * 3
@@ -213,7 +213,7 @@ async def test_h02_r33_a_late_success_elsewhere_clears_nothing() -> None:
     old = asyncio.create_task(other.run(gate))
     await asyncio.sleep(1)
     with pytest.raises(PoolExhausted):
-        await one.run(always(RATE_LIMITED))
+        await one.run(always(rate_limited()))
     gate.finish(0)
     assert await old == "done"
     assert cooldown(one, "k") == cooldown(other, "k") == ("cooling_down", 1, 30.0)
@@ -226,7 +226,7 @@ async def test_h02_a_success_of_a_newer_call_clears_the_cooldown_everywhere() ->
     one, late, gate = share(place, "k"), share(store, "k"), Gate()
     store.cut_off()
     with pytest.raises(PoolExhausted):
-        await one.run(always(RATE_LIMITED))
+        await one.run(always(rate_limited()))
     await asyncio.sleep(1)
     assert await late.run(ident) == "k", "it has not heard of the cooldown"
     store.reconnect()
@@ -280,7 +280,7 @@ async def test_h02_calls_in_flight_here_are_left_alone_when_another_process_find
     younger = asyncio.create_task(other.run(gate))
     await settle()
     with pytest.raises(PoolExhausted):
-        await one.run(always(RATE_LIMITED))
+        await one.run(always(rate_limited()))
     await settle()
     gate.finish(0)
     assert await younger == "done"
@@ -295,7 +295,7 @@ async def test_h02_waiters_are_woken_by_enable_and_told_by_disable_of_another_pr
         await other.run(ident, wait_for_capacity=True)
     await one.enable("k")
     with pytest.raises(PoolExhausted):
-        await one.run(always(RATE_LIMITED))
+        await one.run(always(rate_limited()))
     waiting = asyncio.create_task(other.run(ident, wait_for_capacity=True))
     await asyncio.sleep(1)
     await one.enable("k")
@@ -356,7 +356,7 @@ async def test_h01_one_resource_in_two_shared_pools_settles() -> None:
 
     (a1, b1), (a2, b2) = process(), process()
     with pytest.raises(PoolExhausted):
-        await a1.run(always(RATE_LIMITED))
+        await a1.run(always(rate_limited()))
     assert {cooldown(pool, "k") for pool in (a1, b1, a2, b2)} == {("cooling_down", 1, 30.0)}
     await b2.enable("k")
     assert {cooldown(pool, "k") for pool in (a1, b1, a2, b2)} == {("healthy", 0, 0.0)}
@@ -622,7 +622,7 @@ async def test_h03_one_probe_for_all_processes() -> None:
     place = SharedMemory()
     pools, gate = [share(place, "k", probe_on_recovery=True) for _ in range(3)], Gate()
     with pytest.raises(PoolExhausted):
-        await pools[0].run(always(RATE_LIMITED))
+        await pools[0].run(always(rate_limited()))
     await asyncio.sleep(30)
     calls = [asyncio.create_task(pool.run(gate, wait_for_capacity=True)) for pool in pools for _ in range(3)]
     await settle()
@@ -664,7 +664,7 @@ async def test_h03_the_right_to_probe_goes_on_when_its_process_dies_or_has_nothi
     dying, idle, other = (share(one, "k", probe_on_recovery=True) for one in (store, place, place))
     gate = Gate()
     with pytest.raises(PoolExhausted):
-        await dying.run(always(RATE_LIMITED))
+        await dying.run(always(rate_limited()))
     await asyncio.sleep(30)
     probing = asyncio.create_task(dying.run(gate))
     await settle()
@@ -746,7 +746,7 @@ async def test_h04_cut_off_each_process_probes_by_itself() -> None:
     store = place.member()
     one = share(store, "k", probe_on_recovery=True)
     with pytest.raises(PoolExhausted):
-        await one.run(always(RATE_LIMITED))
+        await one.run(always(rate_limited()))
     store.cut_off()
     await asyncio.sleep(30)
     assert await one.run(ident) == "k"

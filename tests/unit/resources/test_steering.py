@@ -7,6 +7,8 @@ import gc
 import logging
 import threading
 import weakref
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -22,7 +24,7 @@ from headgate import (
 )
 from headgate.resources import PoolStats, ResourceAdded, ResourceRemoved
 from headgate.testing import capture_events, settle, virtual
-from tests.support.resources.support import RATE_LIMITED, REVOKED, Gate, always, by_id, ident, in_flight, keys, status
+from tests.support.resources.support import Gate, always, by_id, ident, in_flight, keys, rate_limited, revoked, status
 
 # -- R70, R71: looking ---------------------------------------------------------------
 
@@ -78,11 +80,11 @@ async def test_the_repr_tells_the_state() -> None:
 @virtual
 async def test_r71_stats_count_everything() -> None:
     pool = keys("a", "b", "c", strategy="primary_backup")
-    await pool.run(by_id(a=RATE_LIMITED, b="ok"), retry_delay=0)
+    await pool.run(by_id(a=rate_limited(), b="ok"), retry_delay=0)
     with pytest.raises(ValueError, match="mine"):
         await pool.run(always(ValueError("mine")))
     with pytest.raises(PoolExhausted):
-        await pool.run(by_id(b=REVOKED, c=CooldownResource(5)), retry_delay=0)
+        await pool.run(by_id(b=revoked(), c=CooldownResource(5)), retry_delay=0)
     stats = pool.stats()
     assert isinstance(stats, PoolStats)
     assert (stats.attempts, stats.successes, stats.cooldowns, stats.disables, stats.retries) == (5, 2, 2, 1, 0)
@@ -204,8 +206,8 @@ async def test_r72_draining_uses_count_against_a_successor_of_the_same_id() -> N
     assert in_flight(pool) == 0
 
 
-@pytest.mark.parametrize("late", [DisableResource("401"), CooldownResource(60)])
-def test_r37_a_late_verdict_of_a_removed_key_never_hits_its_successor(late: Exception) -> None:
+@pytest.mark.parametrize("late", [partial(DisableResource, "401"), partial(CooldownResource, 60)])
+def test_r37_a_late_verdict_of_a_removed_key_never_hits_its_successor(late: Callable[[], Exception]) -> None:
     """The seed looks the resource up by id when the verdict comes, and finds the new key."""
 
     @virtual
@@ -217,7 +219,7 @@ def test_r37_a_late_verdict_of_a_removed_key_never_hits_its_successor(late: Exce
         fresh = await pool.add("k", "new")
         young = asyncio.create_task(pool.run(gate))
         await settle()
-        gate.finish(0, late)
+        gate.finish(0, late())
         await asyncio.wait([old])
         assert isinstance(old.exception(), PoolExhausted)
         assert status(pool, "k") == "healthy"
@@ -231,7 +233,7 @@ def test_r37_a_late_verdict_of_a_removed_key_never_hits_its_successor(late: Exce
 @virtual
 async def test_r72_enable_clears_cooldown_counter_and_disabled() -> None:
     pool = keys("a")
-    for signal in (RATE_LIMITED, REVOKED):
+    for signal in (rate_limited(), revoked()):
         with pytest.raises(PoolExhausted):
             await pool.run(always(signal))
         await pool.enable("a")
@@ -323,7 +325,7 @@ async def test_r73_a_hook_that_raises_is_logged_and_never_felt(caplog: pytest.Lo
         raise RuntimeError("hook")
 
     pool = keys("a", "b", on_state_change=broken)
-    assert await pool.run(by_id(a=RATE_LIMITED, b="ok"), retry_delay=0) == "ok"
+    assert await pool.run(by_id(a=rate_limited(), b="ok"), retry_delay=0) == "ok"
     assert [r.levelno for r in caplog.records if "on_state_change callback failed" in r.getMessage()] == [logging.ERROR]
 
 
@@ -363,7 +365,7 @@ async def test_r74_a_failed_probe_escalates() -> None:
     pool = keys("a", probe_on_recovery=True)
     for seconds in (30, 120):
         with pytest.raises(PoolExhausted):
-            await pool.run(always(RATE_LIMITED))
+            await pool.run(always(rate_limited()))
         assert pool.snapshot()["a"]["cooldown_seconds_remaining"] == seconds
         await asyncio.sleep(seconds)
 
@@ -410,11 +412,11 @@ async def test_r08_health_and_limit_are_shared_and_each_signal_uses_its_own_tabl
             await fast.run(ident)
         assert await slow.run(ident) == "other"
     with pytest.raises(PoolExhausted):
-        await fast.run(always(RATE_LIMITED))
+        await fast.run(always(rate_limited()))
     assert slow.snapshot()["k"]["cooldown_seconds_remaining"] == 1.0
     assert await slow.run(ident) == "other"
     await asyncio.sleep(1)
-    await slow.run(by_id(k=RATE_LIMITED, other="o"), retry_delay=0)
+    await slow.run(by_id(k=rate_limited(), other="o"), retry_delay=0)
     assert fast.snapshot()["k"]["cooldown_seconds_remaining"] == 100.0
     assert fast.snapshot()["k"]["consecutive_cooldown"] == 2
 

@@ -10,7 +10,7 @@ import pytest
 from headgate import CooldownResource, DisableResource, PoolExhausted, Resource, ResourcePool
 from headgate.core.clock import clock
 from headgate.testing import settle, virtual
-from tests.support.resources.support import RATE_LIMITED, Gate, always, ident, in_flight, keys
+from tests.support.resources.support import Gate, always, ident, in_flight, keys, rate_limited
 
 
 def exclusive(*names: str, **options: Any) -> ResourcePool[str]:
@@ -306,7 +306,7 @@ async def test_r43_a_deadline_ends_the_wait() -> None:
 @virtual
 async def test_r43_waiting_costs_no_attempt() -> None:
     pool = keys("a", cooldown_table=(10.0, 20.0))
-    outcomes: list[object] = [RATE_LIMITED, RATE_LIMITED, "ok"]
+    outcomes: list[object] = [rate_limited(), rate_limited(), "ok"]
 
     async def operation(resource: Resource[str]) -> object:
         outcome = outcomes.pop(0)

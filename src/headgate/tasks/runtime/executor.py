@@ -307,7 +307,8 @@ class Executor:
         assert task.started is not None, "it runs"
         began = task.started.now
         ends = [end for end in (terms.deadline, terms.timeout and began + terms.timeout) if end is not None]
-        self._overdue[task] = loop.call_later(max(0.0, min(ends) - now), self._interrupt, task, "timeout")
+        seconds = max(0.0, min(ends) - now)
+        self._overdue[task] = loop.call_later(seconds, self._interrupt, task, "timeout", context=Context())
 
     def change_terms(self, task: TaskRecord, terms: Terms) -> None:
         """Give an unfinished task another deadline."""

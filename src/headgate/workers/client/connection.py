@@ -20,6 +20,10 @@ worker that owes nothing never waits.
 a call has begun, and so when its timeout is over, the worker's server says with each pulse: so a call that stands in
 line there is never ended, however long the line. A worker whose interpreter's lock is held says nothing at all. Then
 the timeout of a call that it was given, and has not said anything about, is counted from when it was last heard.
+
+**Nothing of a call outlives it.** A session lasts longer than the pools whose tasks use it. So tasks and timers of ours
+run in an empty context, not in a copy of the one whose call came first, and what waits for the next message holds none
+of the last.
 """
 
 from __future__ import annotations
@@ -231,7 +235,7 @@ class Connection:
         granted = self._asked[number] = self._loop.create_future()
         self.open()
         self._rouse()
-        timer = self._loop.call_later(patience, _decide, granted, False)
+        timer = self._loop.call_later(patience, _decide, granted, False, context=Context())
         kept = False
         try:
             kept = await granted
@@ -275,7 +279,7 @@ class Connection:
     def open(self) -> None:
         """Begin to connect, unless that has begun."""
         if not self._tasks and self.session.state == "opening":
-            self._tasks.append(self._loop.create_task(self._run()))
+            self._tasks.append(self._loop.create_task(self._run(), context=Context()))
 
     async def _run(self) -> None:
         happening: Happening = "lost"
@@ -335,40 +339,44 @@ class Connection:
                 await self._hang_up()
 
     async def _read(self, messages: AsyncIterator[bytes]) -> None:
-        session = self.session
         async for data in messages:
-            self._heard = clock.now()
-            message = ToClient.FromString(data)
-            if message.HasField("pulse") and self._timed:
-                for timed in message.pulse.timed:
-                    told = session.sent.get(timed.number)
-                    if told is not None:
-                        told.due = self._heard + timed.left / 1000
-            answers = session.receive(message)
-            if session.bulk.resent:
-                self._lent.take_resent()
-            for answer in answers:
-                call = answer.call
-                if call.backlog is not None or answer.payload.__class__ is Borrowed:
-                    self._lent.arrived(answer)
-                    continue
-                tell(call, answer)
-            if self._paced_until and session.answers_last(message):
-                self._end_pace()
-            if session.bulk.has_work:
-                self._rouse()
-            if session.reservations.granted or session.reservations.closed != self.reserved:
-                self._take_reservations()
-            if message.stopping:
-                self.give_no_room()
-            if session.state == "stopping":
-                self._leave_if_idle()
-            if message.HasField("pulse"):
-                self._set_blocked(message.pulse.tick_age > HELD * 1000, message.pulse.tag)
-            elif self.blocked and (message.results or message.yields):
-                self._set_blocked(False, "")
-            if session.ended or message.HasField("takes_threads") or message.retiring:
-                self._hear_more(message)
+            self._hear(ToClient.FromString(data))
+
+    def _hear(self, message: ToClient) -> None:
+        session = self.session
+        self._heard = clock.now()
+        if message.HasField("pulse") and self._timed:
+            for timed in message.pulse.timed:
+                told = session.sent.get(timed.number)
+                if told is not None:
+                    told.due = self._heard + timed.left / 1000
+        answers = session.receive(message)
+        if session.bulk.resent:
+            self._lent.take_resent()
+        for answer in answers:
+            call = answer.call
+            if self._timed and call.number not in session.sent:
+                self._timed.pop(call, None)
+            if call.backlog is not None or answer.payload.__class__ is Borrowed:
+                self._lent.arrived(answer)
+                continue
+            tell(call, answer)
+        if self._paced_until and session.answers_last(message):
+            self._end_pace()
+        if session.bulk.has_work:
+            self._rouse()
+        if session.reservations.granted or session.reservations.closed != self.reserved:
+            self._take_reservations()
+        if message.stopping:
+            self.give_no_room()
+        if session.state == "stopping":
+            self._leave_if_idle()
+        if message.HasField("pulse"):
+            self._set_blocked(message.pulse.tick_age > HELD * 1000, message.pulse.tag)
+        elif self.blocked and (message.results or message.yields):
+            self._set_blocked(False, "")
+        if session.ended or message.HasField("takes_threads") or message.retiring:
+            self._hear_more(message)
 
     def _hear_more(self, message: ToClient) -> None:
         """Read the parts of a message that seldom come."""
@@ -608,7 +616,7 @@ class Connection:
             self._held = [answer for answer in answers if answer.kind == "lost"]
             answers = [answer for answer in answers if answer.kind != "lost"]
             if self._held:
-                self._hold = self._loop.call_later(LAST_WORD, self.let_go)
+                self._hold = self._loop.call_later(LAST_WORD, self.let_go, context=Context())
         for answer in answers:
             self._lent.arrived(answer)
         self._note_ended()
@@ -634,6 +642,8 @@ class Connection:
         """Stop waiting for a call: its answer, if one comes, is dropped, and a generator is closed."""
         if call.backlog is not None:
             self.step(call, "close")
+        else:
+            call.waiter = None  # a task that was cancelled, and its pool: the worker may run the call for hours
         self._timed.pop(call, None)
         self.session.abandon(call)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextvars import Context
 from itertools import count
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -328,7 +329,7 @@ class Dispatcher:
         """Let the first calls wait until so many workers are connected, for so long at most. They are spread over all
         then, and do not go to the one that was connected first."""
         if not self._reached_quorum and workers > max(self._quorum, len(self.roster)):
-            self.loop.call_later(seconds, self._expect_no_more, self._quorum)
+            self.loop.call_later(seconds, self._expect_no_more, self._quorum, context=Context())
             self._quorum = workers
 
     def _expect_no_more(self, quorum: int) -> None:
@@ -417,9 +418,11 @@ class Dispatcher:
         self.connections.hurry()
         # By the limit that is over, not by the clock: the timer of a loop may be a little early.
         until, kind, what = min(self._limits_of(call, attempts, patience, since), key=lambda limit: limit[0])
-        scope = asyncio.timeout(None if until == math.inf else max(0.0, until - clock.now()))
+        scope = asyncio.timeout(None)
         try:
             async with scope:
+                if until != math.inf:
+                    self._limit(scope, until)
                 await waiter
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled():
@@ -504,9 +507,11 @@ class Dispatcher:
                     call.waiter, call.answer = None, call.backlog.popleft()
                     continue
                 waiter = call.waiter = self.loop.create_future()
-                scope = asyncio.timeout(None if patient else max(0.0, deadline - clock.now()))
+                scope = asyncio.timeout(None)
                 try:
                     async with scope:
+                        if not patient:
+                            self._limit(scope, deadline)
                         await waiter
                 except TimeoutError:
                     if scope.expired():
@@ -517,6 +522,11 @@ class Dispatcher:
                     error, told = again, False
         finally:
             del error  # else it and this frame hold each other, and those of all callers, until a collection
+
+    def _limit(self, scope: asyncio.Timeout, until: float) -> None:
+        """Let a scope end then. asyncio keeps a timer that was cancelled, and its context, as long as another is due
+        before it: so an empty one, because that of a task holds its handle, and so its result and its pool."""
+        Context().run(scope.reschedule, self.loop.time() + max(0.0, until - clock.now()))
 
     # -- outcomes -----------------------------------------------------------------------------------------------------
 
