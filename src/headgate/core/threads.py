@@ -49,7 +49,14 @@ class Threads(Executor):
         if not idle:
             name = f"{self._name}_{len(self._threads)}"
             thread = threading.Thread(target=_serve, args=(crew,), name=name, daemon=True)
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError as error:
+                if "interpreter shutdown" not in str(error):
+                    raise
+                # Python 3.12.0 to 3.12.2 starts none once the main thread has ended (CPython's gh-113964). What the end
+                # of the program waits for is called here, then. The price: the caller's loop stands still meanwhile.
+                return _called_here(fn, args, kwargs)
             self._threads.append(thread)
         future: Future[Any] = Future()
         crew.calls.put((future, fn, args, kwargs))
@@ -94,6 +101,15 @@ def _serve(crew: _Crew) -> None:
             crew.idle += 1  # before anybody knows of the result: who hears of it and calls again finds this thread
         outcome()
         del outcome
+
+
+def _called_here(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[Any]:
+    future: Future[Any] = Future()
+    try:
+        future.set_result(fn(*args, **kwargs))
+    except BaseException as error:
+        future.set_exception(error)
+    return future
 
 
 def _then(tell: Callable[[T], None], what: T) -> Callable[[], None]:

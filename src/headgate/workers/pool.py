@@ -15,6 +15,7 @@ import math
 import os
 import sys
 import warnings
+import weakref
 from collections.abc import Callable
 from contextvars import Token
 from types import TracebackType
@@ -427,7 +428,16 @@ class WorkerPool:
         from headgate.workers.client.calls import WorkerCalls
 
         checked_optional_count("max_concurrent", max_concurrent, 1)
-        return PoolExecutor(WorkerCalls(self, self._home, max_concurrent), f"workers {self._id}")
+        calls = WorkerCalls(self, self._home, max_concurrent)
+        if (3, 12) <= sys.version_info < (3, 12, 3):
+            # They start no thread once the main thread has ended (CPython's gh-113964), and gRPC crashes then. The end
+            # of the program waits for what was submitted, and that may not have been sent yet.
+            from headgate.workers.protocol import transport
+
+            transport.start_threads()
+            calls.on_close = ended = weakref.finalize(calls, transport.let_threads_end)
+            ended.atexit = False
+        return PoolExecutor(calls, f"workers {self._id}")
 
     def _home(self) -> asyncio.AbstractEventLoop | None:
         """Return the loop on which the pool is open; None: it was not entered yet."""

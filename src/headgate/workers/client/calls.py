@@ -37,6 +37,8 @@ class WorkerCalls:
         self._placing = Placing(workers)
         self._waiting: deque[tuple[PoolFuture, Context]] = deque()
         self._out: set[asyncio.Task[None]] = set()
+        self.on_close: Callable[[], object] = lambda: None
+        """Called when the pool was left."""
 
     def home(self, running: asyncio.AbstractEventLoop | None) -> asyncio.AbstractEventLoop | None:
         """Return the loop on which the pool is open. One that is not is opened on a loop of the executor's own."""
@@ -49,6 +51,7 @@ class WorkerCalls:
     async def close(self) -> None:
         """Leave the pool."""
         await self._workers.__aexit__(None, None, None)
+        self.on_close()
 
     def begin(self, future: PoolFuture) -> None:
         """Send the call to a worker if few are out; else it waits."""

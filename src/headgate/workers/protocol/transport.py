@@ -11,9 +11,11 @@ So they are switched off before the import.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import stat
+import threading
 from typing import TYPE_CHECKING, Any, Final
 
 from headgate.workers.protocol.grpc_environment import grpc_variables
@@ -46,6 +48,23 @@ _CHANNEL_OPTIONS = (
 _COMPRESSION = {None: None, "gzip": grpc.Compression.Gzip, "deflate": grpc.Compression.Deflate}
 
 _Options = tuple[tuple[str, int | str], ...]
+
+
+def start_threads() -> None:
+    """Have gRPC start its own threads now, and not with the first channel."""
+
+    async def start() -> None:
+        vars(grpc.aio)["init_grpc_aio"]()  # not declared to type checkers either
+
+    # It wants an event loop, and would make one for the caller's thread. That may have one that runs, too.
+    thread = threading.Thread(target=lambda: asyncio.run(start()), name="headgate-grpc")
+    thread.start()
+    thread.join()
+
+
+def let_threads_end() -> None:
+    """Undo `start_threads`: they end when no channel needs them."""
+    vars(grpc.aio)["shutdown_grpc_aio"]()
 
 
 def dial(
