@@ -608,9 +608,11 @@ def test_t18_signals_cannot_be_handled_beside_the_main_thread() -> None:
         for _ in range(2):
             with pytest.raises(InvalidArgument, match="main thread"):
                 await pool.submit(double, 1)
+        await pool.close()
         pool = TaskPool()
         with pytest.raises(InvalidArgument, match="main thread"):
             pool.drain_on_signals()
+        await pool.close()
 
     async def beside() -> None:
         await asyncio.to_thread(asyncio.run, main())

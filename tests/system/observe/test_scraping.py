@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import subprocess
 import sys
@@ -203,6 +204,7 @@ def test_o30_the_page_inside_a_program_never_has_the_label() -> None:
     pool = TaskPool("o30-inside")
     with serve() as page:
         text = ask(page, "/metrics").body.decode()
+    asyncio.run(pool.close())
     assert f'headgate_tasks_active{{pool="{pool.name}"}} 0.0' in text
     assert "program" not in text
     assert SECRET not in text
