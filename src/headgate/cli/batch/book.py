@@ -388,13 +388,18 @@ class Book:
     @property
     def done(self) -> tuple[int, int]:
         """How many results and failures are written, by earlier runs too, and with those that wait for their turn."""
-        if not self._kept:
-            return self.saved.results, self.saved.failures
-        back = 1 if self._ordered else 0
-        kept = [one.failed for index, one in self._waiting.items() if index in self._kept]
-        kept += [one.failed for one in self._not_written() if one.place[0] - back in self._kept]
-        failures = sum(kept)
-        return self.saved.results + len(kept) - failures, self.saved.failures + failures
+        results, failures = self.kept
+        return self.saved.results + results, self.saved.failures + failures
+
+    @property
+    def kept(self) -> tuple[int, int]:
+        """How many results and failures are in the journal only: they wait for their turn, or for room."""
+        kept = [one.failed for one in (*self._early.values(), *self._early_of_others)]
+        if self._kept:
+            back = 1 if self._ordered else 0
+            kept += [one.failed for index, one in self._waiting.items() if index in self._kept]
+            kept += [one.failed for one in self._not_written() if one.place[0] - back in self._kept]
+        return len(kept) - sum(kept), sum(kept)
 
     @property
     def finished_share(self) -> float:
