@@ -218,6 +218,26 @@ def test_c15_the_summary_tells_what_is_in_the_output_and_what_is_kept_in_the_jou
     assert kept is not None, process.stderr
 
 
+@pytest.mark.parametrize("options", [[], ["--id", "id", "--fair", "id"]], ids=["lanes", "pool and ids"])
+def test_c15_a_run_that_resumes_without_room_calls_nothing_before_the_kept_results_are_written(
+    options: list[str], tmp_path: Path
+) -> None:
+    count, out = 3000, tmp_path / "out.jsonl"
+    numbered(tmp_path / "in.jsonl", count)
+    arguments = ["map", "map_jobs:long", "in.jsonl", "-o", "out.jsonl", "--json", *options]
+    process = ran([sys.executable, "-c", LIMITED, "60000", *arguments], tmp_path)
+    kept = check_stopped(process, tmp_path, out, count)
+    first, calls = json.loads(process.stdout), paid(tmp_path)
+    assert first["kept"] > 0
+    for _ in range(2):
+        process = ran([sys.executable, "-c", LIMITED, "60000", *arguments], tmp_path)
+        figures = json.loads(process.stdout)
+        assert (process.returncode, figures["run"], paid(tmp_path)) == (1, 0, calls), process.stderr
+        assert [figures[name] for name in ("done", "failed")] == [first[name] for name in ("done", "failed")]
+        assert "out.jsonl cannot be written: File too large. Make room" in process.stderr
+    check_done(ran(command(*arguments), tmp_path), tmp_path, out, count, kept, ordered=True)
+
+
 def test_c15_a_full_disk_at_the_start_says_what_to_do(tmp_path: Path) -> None:
     numbered(tmp_path / "in.jsonl", 10)
     arguments = ["map", "map_jobs:long", "in.jsonl", "-o", "out.jsonl"]

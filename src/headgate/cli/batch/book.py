@@ -175,6 +175,25 @@ class Book:
         return None
 
     @property
+    def has_early(self) -> bool:
+        """Whether the journal has results of an earlier run that were not met in the input yet."""
+        return bool(self._early)
+
+    def pass_over_done(self) -> bool:
+        """Settle what an earlier run has finished, up to the first record that is to be run. True: `add` more first."""
+        queue = self._queue
+        while queue and not self.is_at_limit:
+            item = queue[-1]
+            if item.index not in self._early and not (item.index < self._known and self._is_done(item.index)):
+                break
+            if not self._ordered:
+                self._open[item.index] = item.before
+            queue.pop()
+            self._seen = item.after
+            self._was_done(item)
+        return not queue
+
+    @property
     def is_at_limit(self) -> bool:
         """Whether all records that are wanted were handed out, though there may be more."""
         return bool(self._queue) and self._limit is not None and self._queue[-1].index >= self._limit

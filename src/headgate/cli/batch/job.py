@@ -237,10 +237,10 @@ class Job:
             )
             self._books.append(book)
             flow = self._flow = Flow(source, book, output)
-            flow.stopped.add_done_callback(self._stopped)
-            runner = self._make_runner(flow)
-            if self._signal is None:
-                await runner.run()
+            await flow.write_kept()
+            if self._signal is None and flow.failure is None:
+                flow.stopped.add_done_callback(self._stopped)
+                await self._make_runner(flow).run()
             await flow.finish()
             return flow.is_complete
         finally:
