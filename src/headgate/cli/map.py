@@ -121,7 +121,7 @@ def run(options: argparse.Namespace) -> int:
 def _tell(ending: Ending, options: argparse.Namespace) -> int:
     """Print how it went; returns the exit code."""
     interrupted = ending.signal is not None and not ending.figures["complete"]
-    for line in ending.lines[:2] if interrupted or ending.failure else ending.lines:
+    for line in ending.lines:
         say(line, sys.stderr)
     if options.json:
         print_json(ending.figures)
