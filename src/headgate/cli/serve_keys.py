@@ -93,7 +93,7 @@ def _configure_limits(parser: argparse.ArgumentParser) -> None:
         type=seconds,
         default=30.0,
         metavar="S",
-        help="to send a request, or read a part of the answer (30)",
+        help="to send a request; a client that reads nothing for 1.5 times as long is cut off (30)",
     )
     limits.add_argument("--grace", type=seconds, default=30.0, metavar="S", help="for requests at the end (30)")
     parser.add_argument("--json", action="store_true", help="print the line as JSON")
