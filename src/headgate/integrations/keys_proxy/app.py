@@ -55,7 +55,7 @@ class Limits:
     one sends its first request, which then waits for an answer to end. A number always holds.
     """
     max_waiting: int = 1000
-    """Requests that wait for their turn; the next one is refused."""
+    """Requests that wait for their turn; the next one is refused. One tenant may have half of them, also alone."""
     max_body: int = 10 << 20
     """Bytes of a request's body."""
     max_bodies: int = 256 << 20
