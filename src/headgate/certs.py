@@ -13,7 +13,7 @@ import re
 import socket
 import stat
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -41,7 +41,7 @@ _NAME = re.compile(r"(\*\.)?[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0
 class Finding:
     """One thing that is wrong in a directory of certificates, or soon will be."""
 
-    level: Literal["error", "warning"]
+    level: Literal["error", "warning", "note"]
     file: str
     """The name of the file, or "" for the directory."""
     text: str
@@ -49,6 +49,17 @@ class Finding:
 
     def __str__(self) -> str:
         return f"{self.level}: {self.file + ': ' if self.file else ''}{self.text}. {self.remedy}"
+
+
+@dataclass(frozen=True)
+class CertificateAuthority:
+    """One CA in the file of the CA."""
+
+    name: str
+    """Its subject, such as CN=headgate development CA 1f3a."""
+    expires: datetime
+    signed_worker: bool
+    """Whether the worker's certificate is of this CA."""
 
 
 @dataclass(frozen=True)
@@ -65,16 +76,19 @@ class CertificateReport:
     ca_expires: datetime | None
     """Until when the CA's certificate is valid; of several, that of the CA which signed the worker's."""
     findings: tuple[Finding, ...] = ()
+    cas: tuple[CertificateAuthority, ...] = ()
+    """All CAs, in the order of their file."""
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong; warnings are no errors."""
+        """Whether nothing is wrong; warnings and notes are no errors."""
         return not any(one.level == "error" for one in self.findings)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as values that JSON knows."""
         times = {name: None if at is None else at.isoformat() for name, at in self._times().items()}
-        return {**asdict(self), **times, "ok": self.ok}
+        cas = [{**asdict(one), "expires": one.expires.isoformat()} for one in self.cas]
+        return {**asdict(self), **times, "cas": cas, "ok": self.ok}
 
     def _times(self) -> dict[str, datetime | None]:
         return {"expires": self.expires, "ca_expires": self.ca_expires}
@@ -119,8 +133,7 @@ def make_certificates(
         for path in made:
             os.unlink(path)
         raise
-    report = check_certificates(folder)
-    return CertificateReport(folder, tuple(made), report.names, report.expires, report.ca_expires, report.findings)
+    return replace(check_certificates(folder), made=tuple(made))
 
 
 def pool_certificates(name: str) -> tuple[bytes, bytes, bytes]:
@@ -322,12 +335,13 @@ def check_certificates(directory: str | os.PathLike[str]) -> CertificateReport:
     cas = _load(folder, CA_CERT, _load_certs, findings) or []
     cert = _load(folder, WORKER_CERT, _load_cert, findings)
     keys = {name: _load(folder, name, _load_key, findings) for name in (WORKER_KEY, CA_KEY)}
-    owned = ((WORKER_KEY, [] if cert is None else [cert], WORKER_CERT), (CA_KEY, cas, CA_CERT))
-    for name, owners, owner_name in owned:
-        key = keys[name]
-        if key is not None and owners and not any(_belong_together(key, one) for one in owners):
-            text = f"it is not the key of {owner_name}"
-            findings.append(Finding("error", name, text, "Put the key there that belongs to the certificate."))
+    worker_key, ca_key = keys[WORKER_KEY], keys[CA_KEY]
+    if worker_key is not None and cert is not None and not _belong_together(worker_key, cert):
+        text = f"it is not the key of {WORKER_CERT}"
+        findings.append(Finding("error", WORKER_KEY, text, "Put the key there that belongs to the certificate."))
+    if ca_key is not None and cas and not any(_belong_together(ca_key, one) for one in cas):
+        text = f"it is not the key of {CA_CERT}, as after a change of the CA"
+        findings.append(Finding("note", CA_KEY, text, "Remove it; only making certificates needs a CA's key."))
     signer = next((one for one in cas if cert is not None and _signed(one, cert)), None)
     ca = signer or next(iter(cas), None)
     for name, one in ((CA_CERT, ca), (WORKER_CERT, cert)):
@@ -343,7 +357,10 @@ def check_certificates(directory: str | os.PathLike[str]) -> CertificateReport:
         text = "it has no names (subjectAltName), so no client accepts it"
         findings.append(Finding("error", WORKER_CERT, text, "Make one with `headgate certs DIR --name HOST`."))
     expires, ca_expires = (None if one is None else one.not_valid_after_utc for one in (cert, ca))
-    return CertificateReport(folder, (), names, expires, ca_expires, tuple(findings))
+    listed = tuple(
+        CertificateAuthority(one.subject.rfc4514_string(), one.not_valid_after_utc, one is signer) for one in cas
+    )
+    return CertificateReport(folder, (), names, expires, ca_expires, tuple(findings), listed)
 
 
 def _about_directory(folder: str) -> Iterator[Finding]:
@@ -360,8 +377,17 @@ def _about_dates(name: str, cert: x509.Certificate) -> Iterator[Finding]:
     if now >= until:
         yield Finding("error", name, f"it expired at {until:%Y-%m-%d %H:%M} UTC", _renewal(name))
     elif until - now < SOON:
-        text = f"it expires at {until:%Y-%m-%d %H:%M} UTC, in {(until - now).days} days"
+        text = f"it expires at {until:%Y-%m-%d %H:%M} UTC, in {_span(until - now)}"
         yield Finding("warning", name, text, _renewal(name))
+
+
+def _span(left: timedelta) -> str:
+    """A span of time in days; if it is shorter than two, in hours or minutes."""
+    hours = int(left.total_seconds()) // 3600
+    if hours >= 48:
+        return f"{hours // 24} days"
+    count, unit = (hours, "hour") if hours else (int(left.total_seconds()) // 60, "minute")
+    return f"{count} {unit}{'s' * (count != 1)}"
 
 
 def _renewal(name: str) -> str:

@@ -266,6 +266,28 @@ def test_w72_an_old_ca_that_expired_is_a_warning_and_what_is_no_ca_an_error(made
     assert complaints(made) == [("error", "ca-cert.pem", "certificate 2 of 2 is not the certificate of a CA")]
 
 
+def test_w72_a_key_that_a_former_ca_left_is_a_note(made: Path, tmp_path: Path) -> None:
+    make_certificates(tmp_path / "new")
+    for name in ("ca-cert.pem", "worker-cert.pem", "worker-key.pem"):
+        (made / name).write_bytes((tmp_path / "new" / name).read_bytes())
+    report = check_certificates(made)
+    [finding] = report.findings
+    assert (report.ok, finding.level, finding.file) == (True, "note", "ca-key.pem")
+    assert "Remove it" in finding.remedy
+
+
+@pytest.mark.parametrize(
+    ("hours", "told"),
+    [(24.9, "24 hours"), (1.9, "1 hour"), (0.175, "10 minutes"), (72.9, "3 days")],
+)
+def test_w72_a_certificate_that_soon_expires_says_in_what_time(made: Path, hours: float, told: str) -> None:
+    ca = Authority(end=400 * DAY)
+    put(made, ca.issue(end=timedelta(hours=hours)), ca)
+    [(level, file, text)] = complaints(made)
+    assert (level, file) == ("warning", "worker-cert.pem")
+    assert text.endswith(f", in {told}"), text
+
+
 def test_w72_what_does_not_belong_together_is_named(made: Path) -> None:
     ca, other = Authority(end=400 * DAY), Authority(end=400 * DAY)
     good = ca.issue(end=400 * DAY)

@@ -7,6 +7,7 @@ import os
 
 from headgate.cli.arguments import name, whole
 from headgate.cli.output import WrongCall, complain, paint, print_json
+from headgate.core.one_line import one_line
 
 TYPE_CHECKING = False  # see cli/main.py
 if TYPE_CHECKING:
@@ -74,9 +75,13 @@ def _check(folder: str) -> CertificateReport:
 def _print(report: CertificateReport) -> None:
     for path in report.made:
         print(f"made {path}")
-    for what, until in (("certificate authority", report.ca_expires), ("worker", report.expires)):
-        if until is not None:
-            print(f"{what}: valid until {until:%Y-%m-%d %H:%M} UTC")
+    dates = [(f"certificate authority {one_line(ca.name)}", ca.expires) for ca in report.cas]
+    if len(dates) == 1:
+        dates = [("certificate authority", report.cas[0].expires)]
+    if report.expires is not None:
+        dates.append(("worker", report.expires))
+    for what, until in dates:
+        print(f"{what}: valid until {until:%Y-%m-%d %H:%M} UTC")
     if report.names:
         print(f"names: {', '.join(report.names)}")
     for finding in report.findings:

@@ -123,7 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _command(name: str, given: list[str]) -> int:
     if name:
-        options = command_parser(name).parse_args(given[1:])
+        options = command_parser(name).parse_intermixed_args(given[1:])  # an option may stand between two arguments
         code: int = _module(name).run(options)
         return code
     parser = root_parser()

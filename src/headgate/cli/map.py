@@ -121,7 +121,7 @@ def run(options: argparse.Namespace) -> int:
 def _tell(ending: Ending, options: argparse.Namespace) -> int:
     """Print how it went; returns the exit code."""
     interrupted = ending.signal is not None and not ending.figures["complete"]
-    for line in ending.lines[:1] if interrupted or ending.failure else ending.lines:
+    for line in ending.lines:
         say(line, sys.stderr)
     if options.json:
         print_json(ending.figures)
@@ -150,7 +150,7 @@ def _refused(ending: Ending, options: argparse.Namespace) -> str:
     if not isinstance(ending.failure, WriteFailed):
         return ""
     text = ""
-    if lost := ending.figures.get("unwritten", 0):
+    if lost := ending.figures["unwritten"]:
         text = f". {lost:,} results that were finished could not be written"
     if ending.is_unsynced:
         text += ". The disk did not confirm what was written last: look whether it is healthy"

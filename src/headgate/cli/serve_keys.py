@@ -83,7 +83,13 @@ def _configure_limits(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="requests of one tenant at a time (three quarters if there are several)",
     )
-    limits.add_argument("--max-waiting", type=whole(1), default=1000, metavar="N", help="that wait for a turn (1000)")
+    limits.add_argument(
+        "--max-waiting",
+        type=whole(1),
+        default=1000,
+        metavar="N",
+        help="requests that wait for a turn, half of them of one tenant at most (1000)",
+    )
     limits.add_argument("--max-body", type=memory, default=10 << 20, metavar="SIZE", help="of a request (10M)")
     limits.add_argument("--max-bodies", type=memory, default=256 << 20, metavar="SIZE", help="of all (256M)")
     limits.add_argument("--timeout", type=seconds, default=600.0, metavar="S", help="for an answer (600)")
@@ -93,7 +99,7 @@ def _configure_limits(parser: argparse.ArgumentParser) -> None:
         type=seconds,
         default=30.0,
         metavar="S",
-        help="to send a request, or read a part of the answer (30)",
+        help="to send a request; a client that reads nothing for 1.5 times as long is cut off (30)",
     )
     limits.add_argument("--grace", type=seconds, default=30.0, metavar="S", help="for requests at the end (30)")
     parser.add_argument("--json", action="store_true", help="print the line as JSON")

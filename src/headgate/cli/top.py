@@ -38,6 +38,7 @@ _BRIEFLY = 0.2
 """Seconds that a program has that did not answer the last time."""
 _BETWEEN = 1.0
 """Seconds between the two looks of `--once`: the first one says nothing of how many tasks end in a second."""
+_OR = "Or call headgate.observe.publish() in it."  # below what a frame without programs says
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -75,6 +76,8 @@ def _once(sources: Sources, options: argparse.Namespace) -> int:
     width = shutil.get_terminal_size(fallback=(200, 0)).columns
     for line in frame(seen, Settings(), width, 10_000, keys=False):
         print(_text(line).rstrip())
+    if not seen:
+        print(_OR)
     return code
 
 
@@ -90,7 +93,8 @@ def _live(sources: Sources, terminal: Terminal, every: float) -> int:
             seen, asked = sources.look(), clock.now()
         size = shutil.get_terminal_size()
         since = 0.0 if settings.paused else clock.now() - asked
-        terminal.draw([_text(line) for line in frame(seen, settings, size.columns - 1, size.lines - 1, since)])
+        lines = [_text(line) for line in frame(seen, settings, size.columns - 1, size.lines - 1, since)]
+        terminal.draw(lines if seen else [*lines, _OR[: size.columns - 1]][: size.lines - 1])
         for key in terminal.keys(0.2):
             settings = settings.pressed(key) if settings is not None else None
     return 0

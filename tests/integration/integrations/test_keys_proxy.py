@@ -560,6 +560,34 @@ def test_c24_a_client_that_does_not_read_is_cut_off_and_leaves_its_slot_to_other
         until(lambda: is_reset(made))
 
 
+def test_c24_a_client_that_reads_slowly_but_steadily_is_not_cut_off(caplog: pytest.LogCaptureFixture) -> None:
+    """The system would keep megabytes for it, and take more only after a third of them, which are seconds here."""
+    gone = threading.Event()
+    limits = Limits(client_timeout=1.0, timeout=600)
+    with answering(endless(gone)) as url, proxying(url, limits=limits) as proxy, proxy.connect() as made:
+        made.sendall(written("/v1/responses/flood", b"", "GET"))
+        until(lambda: proxy.in_flight() == 1)
+        for _ in range(150):
+            assert made.recv(10_000)
+            assert not gone.wait(0.02), "it reads"  # so it reads 500 KB a second
+        assert gone.wait(PATIENCE), "it has stopped reading"
+        until(lambda: "read nothing of its answer for 1.5 s and was disconnected" in caplog.text)
+        assert caplog.text.count("disconnected") == 1
+        assert KEY not in caplog.text
+        assert TOKEN not in caplog.text
+
+
+def test_c24_the_log_has_one_line_about_many_clients_that_do_not_read(caplog: pytest.LogCaptureFixture) -> None:
+    gone = threading.Event()
+    limits = Limits(client_timeout=0.2, timeout=600)
+    with answering(endless(gone)) as url, proxying(url, limits=limits) as proxy, ExitStack() as stack:
+        clients = [stack.enter_context(proxy.connect()) for _ in range(5)]
+        for made in clients:
+            made.sendall(written("/v1/responses/flood", b"", "GET"))
+        until(lambda: all(is_reset(made) for made in clients))
+        assert caplog.text.count("and was disconnected") == 1
+
+
 def test_c24_a_client_that_does_not_read_a_whole_answer_is_disconnected_too(upstream: Upstream) -> None:
     """A connection that is only closed stays open until the client has read everything."""
     upstream.answers = {KEY: [Answer(404, {}, b"x" * 1_000_000)]}

@@ -229,6 +229,8 @@ def test_c01_certs_makes_and_checks_certificates(tmp_path: Path) -> None:
     checked = run("certs", "check", str(folder), "--json")
     assert (checked.returncode, checked.stderr) == (0, "")
     assert json.loads(checked.stdout)["ok"] is True
+    between = run("certs", "check", "--json", str(folder))
+    assert (between.returncode, between.stdout) == (0, checked.stdout), between.stderr
 
     again = run("certs", str(folder))
     assert (again.returncode, again.stdout) == (1, "")
@@ -243,6 +245,22 @@ def test_c01_certs_makes_and_checks_certificates(tmp_path: Path) -> None:
     checked = run("certs", "check", str(folder))
     assert checked.returncode == 1
     assert "error: worker-key.pem: others can read it" in checked.stdout
+
+
+def test_c01_w72_certs_check_lists_each_ca(tmp_path: Path) -> None:
+    pytest.importorskip("cryptography")
+    for name in ("old", "new"):
+        assert run("certs", str(tmp_path / name)).returncode == 0
+    both = (tmp_path / "old" / "ca-cert.pem").read_bytes() + (tmp_path / "new" / "ca-cert.pem").read_bytes()
+    (tmp_path / "new" / "ca-cert.pem").write_bytes(both)
+    checked = run("certs", "check", str(tmp_path / "new"))
+    assert checked.returncode == 0
+    line = r"^certificate authority CN=headgate development CA \w+: valid until \d{4}-\d\d-\d\d \d\d:\d\d UTC$"
+    assert len(re.findall(line, checked.stdout, re.MULTILINE)) == 2, checked.stdout
+    listed = json.loads(run("certs", "check", str(tmp_path / "new"), "--json").stdout)["cas"]
+    assert [one["signed_worker"] for one in listed] == [False, True]
+    assert all(re.match(r"\d{4}-\d\d-\d\dT", one["expires"]) for one in listed)
+    assert len({one["name"] for one in listed}) == 2
 
 
 def test_c01_certs_says_which_package_is_missing(tmp_path: Path) -> None:

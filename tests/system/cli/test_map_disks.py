@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -82,7 +83,7 @@ def check_stopped(process: Any, folder: Path, out: Path, count: int) -> set[int]
     assert "Make room, and give the same command: it runs only what is not written" in process.stderr
     called = paid(folder)
     assert len(called) == len(set(called)) == figures["run"] < count, "it stops before the end"
-    lost = figures.get("unwritten", 0)
+    lost = figures["unwritten"]
     assert figures["done"] + figures["failed"] + lost == figures["run"]
     if lost:
         assert f"{lost:,} results that were finished could not be written" in process.stderr
@@ -91,7 +92,16 @@ def check_stopped(process: Any, folder: Path, out: Path, count: int) -> set[int]
     assert journal.endswith(b"\n")
     early = {json.loads(line[9:])["index"] for line in journal.splitlines() if b'"kind":"early"' in line}
     assert len(written | early) == figures["done"] + figures["failed"]
+    assert figures["written"] == len(lines(out)) == figures["done"] - figures["kept"]
+    assert figures["kept"] + figures["kept_failures"] == len(early - written)
+    told = f"  {figures['written']:,} in {output_name(process, out)}, "
+    assert (told in process.stderr) == bool(early - written)
     return written | early
+
+
+def output_name(process: Any, out: Path) -> str:
+    """The output as the command was given it."""
+    return next(word for word in process.args if word.endswith("out.jsonl")) if process.args else out.name
 
 
 def check_done(process: Any, folder: Path, out: Path, count: int, kept: set[int], *, ordered: bool) -> None:
@@ -190,6 +200,42 @@ def test_c15_calls_that_run_when_the_disk_is_full_end_and_their_results_are_kept
     written = [one["id"] for one in lines(out)]
     assert sorted(written) == list(range(100))
     assert order or written == list(range(100))
+
+
+def test_c15_the_summary_tells_what_is_in_the_output_and_what_is_kept_in_the_journal(tmp_path: Path) -> None:
+    numbered(tmp_path / "in.jsonl", 3000)
+    arguments = ["map", "map_jobs:long", "in.jsonl", "-o", "out.jsonl"]
+    process = ran([sys.executable, "-c", LIMITED, "60000", *arguments], tmp_path)
+    written = len(lines(tmp_path / "out.jsonl"))
+    done = int(process.stderr.split("this run")[0].splitlines()[-1].split(" done")[0])
+    assert done > written
+    kept = re.search(
+        rf"^  {written} in out\.jsonl, {done - written} more( and \d+ failures?)? kept in out\.jsonl\.headgate; "
+        r"run it again with room to write them$",
+        process.stderr,
+        re.MULTILINE,
+    )
+    assert kept is not None, process.stderr
+
+
+@pytest.mark.parametrize("options", [[], ["--id", "id", "--fair", "id"]], ids=["lanes", "pool and ids"])
+def test_c15_a_run_that_resumes_without_room_calls_nothing_before_the_kept_results_are_written(
+    options: list[str], tmp_path: Path
+) -> None:
+    count, out = 3000, tmp_path / "out.jsonl"
+    numbered(tmp_path / "in.jsonl", count)
+    arguments = ["map", "map_jobs:long", "in.jsonl", "-o", "out.jsonl", "--json", *options]
+    process = ran([sys.executable, "-c", LIMITED, "60000", *arguments], tmp_path)
+    kept = check_stopped(process, tmp_path, out, count)
+    first, calls = json.loads(process.stdout), paid(tmp_path)
+    assert first["kept"] > 0
+    for _ in range(2):
+        process = ran([sys.executable, "-c", LIMITED, "60000", *arguments], tmp_path)
+        figures = json.loads(process.stdout)
+        assert (process.returncode, figures["run"], paid(tmp_path)) == (1, 0, calls), process.stderr
+        assert [figures[name] for name in ("done", "failed")] == [first[name] for name in ("done", "failed")]
+        assert "out.jsonl cannot be written: File too large. Make room" in process.stderr
+    check_done(ran(command(*arguments), tmp_path), tmp_path, out, count, kept, ordered=True)
 
 
 def test_c15_a_full_disk_at_the_start_says_what_to_do(tmp_path: Path) -> None:

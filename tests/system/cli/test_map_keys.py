@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -161,6 +162,7 @@ def test_c11_c14_without_any_key_left_the_run_stops_and_no_record_is_spent(tmp_p
     assert "stopped: " in ended.stderr
     assert "the same command goes on" in ended.stderr
     assert not (tmp_path / "out.jsonl.failed.jsonl").exists()
+    assert re.search(r"^  key \S+: 0 done, .*disabled", ended.stderr, re.MULTILINE), "the summary has its lines"
     ended = mapped(tmp_path, "tells_itself", "--continue", "--keys", f"command:echo {SECRET}", count=many)
     assert ended.returncode == 0, ended.stderr
     assert len((tmp_path / "out.jsonl").read_text("utf-8").splitlines()) == many

@@ -175,6 +175,16 @@ def test_c01_why_a_worker_is_not_used(place: Place, certs: Path, other_certs: Pa
         assert plain["reason"] == "it has no credentials, and a pool with credentials uses secure workers only"
 
 
+def test_c01_the_row_of_a_listed_worker_tells_whether_it_serves_tls(place: Place, certs: Path) -> None:
+    """Nobody announces what a listed address serves: what the connection shows counts, not what the client has."""
+    listed = ("--none", "--bind", "127.0.0.1:0")
+    with place.worker(*listed, "--cert-dir", str(certs)) as secure, place.worker(*listed) as plain:
+        [found] = place.list(secure.ready["address"])
+        assert ("speaks TLS only" in found["reason"], found["secure"]) == (True, True)
+        [found] = place.list(plain.ready["address"], "--cert-dir", str(certs))
+        assert (found["admitted"], found["secure"]) == (False, False), found["reason"]
+
+
 # -- workers that are not what they seem ------------------------------------------------------------------------------
 
 

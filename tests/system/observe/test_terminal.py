@@ -72,7 +72,9 @@ def test_o10_without_a_program_it_says_how_one_is_seen() -> None:
         ran = run_here(*asked)
         assert ran.returncode == 2
         assert "no program can be seen" in ran.stderr
-    assert "No program can be seen" in run_here("top", "--once").stdout
+    shown = run_here("top", "--once").stdout
+    assert "No program can be seen" in shown
+    assert "headgate.observe.publish()" in shown
 
 
 def test_o10_show_prints_a_story_and_actions_act(published: Program) -> None:

@@ -17,9 +17,9 @@ from headgate import InvalidArgument, InvalidType, ResourcePool
 from headgate.integrations.keys_proxy import Client, Limits, ProxyRules, Tokens
 from headgate.integrations.keys_proxy.app import RecentTenants
 from headgate.integrations.keys_proxy.error_texts import LONGEST, ErrorTexts, without_values
-from headgate.integrations.keys_proxy.headers import for_client, for_upstream
+from headgate.integrations.keys_proxy.headers import KEY_HEADERS, for_client, for_upstream
 from headgate.integrations.keys_proxy.refusals import Headers, Refusal
-from headgate.integrations.keys_proxy.rules import Accepted, Request
+from headgate.integrations.keys_proxy.rules import BODILESS, NO_BODY, Accepted, Request
 from tests.support.integrations.proxies import CLIENTS, GATEWAY_TOKEN, KEY, OTHER_TOKEN, TOKEN
 
 HOST = (b"host", b"127.0.0.1:8700")
@@ -239,6 +239,15 @@ def test_c24_only_a_token_that_may_name_tenants_does() -> None:
 )
 def test_c24_bodies_of_unclear_length_are_refused(headers: Headers) -> None:
     assert refused("/v1/models", HOST, AUTH, *headers) == (400, "invalid_length")
+
+
+def test_c24_what_is_refused_is_told_in_a_sentence() -> None:
+    assert NO_BODY.message == "a GET, HEAD or DELETE request must have no body"
+    assert all(method in NO_BODY.message for method in BODILESS)
+    refusal = judged("/v1/models", HOST)
+    assert isinstance(refusal, Refusal)
+    for header in KEY_HEADERS:
+        assert header in refusal.message.lower().encode(), "every header that is accepted is named"
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "DELETE"])

@@ -175,6 +175,25 @@ class Book:
         return None
 
     @property
+    def has_early(self) -> bool:
+        """Whether the journal has results of an earlier run that were not met in the input yet."""
+        return bool(self._early)
+
+    def pass_over_done(self) -> bool:
+        """Settle what an earlier run has finished, up to the first record that is to be run. True: `add` more first."""
+        queue = self._queue
+        while queue and not self.is_at_limit:
+            item = queue[-1]
+            if item.index not in self._early and not (item.index < self._known and self._is_done(item.index)):
+                break
+            if not self._ordered:
+                self._open[item.index] = item.before
+            queue.pop()
+            self._seen = item.after
+            self._was_done(item)
+        return not queue
+
+    @property
     def is_at_limit(self) -> bool:
         """Whether all records that are wanted were handed out, though there may be more."""
         return bool(self._queue) and self._limit is not None and self._queue[-1].index >= self._limit
@@ -388,13 +407,18 @@ class Book:
     @property
     def done(self) -> tuple[int, int]:
         """How many results and failures are written, by earlier runs too, and with those that wait for their turn."""
-        if not self._kept:
-            return self.saved.results, self.saved.failures
-        back = 1 if self._ordered else 0
-        kept = [one.failed for index, one in self._waiting.items() if index in self._kept]
-        kept += [one.failed for one in self._not_written() if one.place[0] - back in self._kept]
-        failures = sum(kept)
-        return self.saved.results + len(kept) - failures, self.saved.failures + failures
+        results, failures = self.kept
+        return self.saved.results + results, self.saved.failures + failures
+
+    @property
+    def kept(self) -> tuple[int, int]:
+        """How many results and failures are in the journal only: they wait for their turn, or for room."""
+        kept = [one.failed for one in (*self._early.values(), *self._early_of_others)]
+        if self._kept:
+            back = 1 if self._ordered else 0
+            kept += [one.failed for index, one in self._waiting.items() if index in self._kept]
+            kept += [one.failed for one in self._not_written() if one.place[0] - back in self._kept]
+        return len(kept) - sum(kept), sum(kept)
 
     @property
     def finished_share(self) -> float:

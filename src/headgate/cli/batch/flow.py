@@ -96,6 +96,21 @@ class Flow:
         else:
             self._is_exhausted = True
 
+    async def write_kept(self) -> None:
+        """Write what the journal keeps for the output, as far as its turn has come, before anything is called.
+
+        It is what the last run had no room for. If there still is none, the next calls would be paid for and lost.
+        """
+        book = self.book
+        while book.has_early and not self.stopping and book.pass_over_done() and not self._is_exhausted:
+            if not self._source.is_slow:
+                self._add(self._source.batch())
+            elif not await self.more():
+                break
+            if book.pending.size > _LARGE:
+                self.write()
+        self.write()
+
     # -- results -------------------------------------------------------------------------------------------------------
 
     def succeeded(self, item: Item, result: Any, seconds: float, attempts: int = 1) -> None:

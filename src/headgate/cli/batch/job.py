@@ -19,7 +19,7 @@ from headgate.cli.batch.encoding import encoder_of
 from headgate.cli.batch.flow import Flow
 from headgate.cli.batch.functions import find_function
 from headgate.cli.batch.ids import Ids
-from headgate.cli.batch.journal import Journal
+from headgate.cli.batch.journal import Journal, State
 from headgate.cli.batch.keys import ATTEMPTS, ERRORS, read_keys
 from headgate.cli.batch.lanes import Lanes
 from headgate.cli.batch.meter import Tally
@@ -27,7 +27,7 @@ from headgate.cli.batch.output import Files, Output, Paths, Stdout, WriteFailed
 from headgate.cli.batch.parquet import check_installed, make_parquet
 from headgate.cli.batch.pooled import Pooled
 from headgate.cli.batch.resuming import Resumed, about_of, compare_shape, resumed
-from headgate.cli.batch.screen import Progress, show, summary
+from headgate.cli.batch.screen import Progress, kept_line, show, summary
 from headgate.cli.batch.sources import FailedSource, Source, format_of, open_source
 from headgate.cli.output import WrongCall, say
 from headgate.core.clock import clock
@@ -104,6 +104,7 @@ class Job:
         self._by_key: dict[str, Tally] = {}
         self._signal: int | None = None
         self._signals = 0
+        self._journal: Journal | None = None
         self._books: list[Book] = []
         self._flow: Flow | None = None
         self._failure: BaseException | None = None
@@ -201,6 +202,7 @@ class Job:
                 begun.notes.append(note)
         for note in begun.notes:
             say(f"note: {note}", sys.stderr)
+        self._journal = begun.journal
         files.begin(begun.journal)
         return begun
 
@@ -235,10 +237,10 @@ class Job:
             )
             self._books.append(book)
             flow = self._flow = Flow(source, book, output)
-            flow.stopped.add_done_callback(self._stopped)
-            runner = self._make_runner(flow)
-            if self._signal is None:
-                await runner.run()
+            await flow.write_kept()
+            if self._signal is None and flow.failure is None:
+                flow.stopped.add_done_callback(self._stopped)
+                await self._make_runner(flow).run()
             await flow.finish()
             return flow.is_complete
         finally:
@@ -346,15 +348,19 @@ class Job:
             failure = flow.failure or failure
         if isinstance(failure, WriteFailed) and failure.errno == errno.EINTR:
             failure = None  # the user has seen to it
-        done, failed, _ = self._counts()
         books = self._books
+        written, (results, failures) = self._written()
         run = sum(book.totals.done + book.totals.failed for book in books)
         tenants: dict[str, Tally] = books[-1].tenants if books else {}
         keys = self._key_figures()
         figures: dict[str, Any] = {
             "complete": complete,
-            "done": done,
-            "failed": failed,
+            "done": written.results + results,
+            "failed": written.failures + failures,
+            "written": written.results,
+            "kept": results,
+            "kept_failures": failures,
+            "unwritten": books[-1].unwritten_count if books else 0,
             "run": run,
             "seconds": round(seconds, 3),
         }
@@ -362,12 +368,21 @@ class Job:
             figures |= {name: books[-1].totals.to_dict().get(name) for name in ("p50", "p99")}
             if cost := books[-1].saved.cost:
                 figures["cost"] = round(cost, 9)
-            if unwritten := books[-1].unwritten_count:
-                figures["unwritten"] = unwritten
         lines = summary(figures, tenants, keys) if books else []
+        if results + failures and self._wishes.out != "-":
+            lines.insert(1, kept_line(figures, self._paths, has_room=not isinstance(failure, WriteFailed)))
         figures |= {"tenants": {name: tally.to_dict() for name, tally in tenants.items()}, "keys": keys}
         is_unsynced = flow is not None and flow.is_unsynced
         return Ending(figures, lines, failure, is_unsynced, self._signal, at_once)
+
+    def _written(self) -> tuple[State, tuple[int, int]]:
+        """What is in the files, and how many results and failures are in the journal only."""
+        if self._books:
+            return self._books[-1].saved, self._books[-1].kept
+        if self._journal is None:
+            return State(), (0, 0)
+        failed = [one.failed for one in self._journal.early.values()]
+        return self._journal.state, (len(failed) - sum(failed), sum(failed))
 
     def _key_figures(self) -> dict[str, Any]:
         if self._resources is None:

@@ -13,6 +13,7 @@ from headgate.core.clock import clock
 from headgate.core.one_line import one_line
 
 if TYPE_CHECKING:
+    from headgate.cli.batch.output import Paths
     from headgate.resources.model import ResourceSnapshot
 
 _LINE, _FRAME = 10.0, 0.25  # seconds between two lines, and between two frames
@@ -112,6 +113,15 @@ def summary(figures: Mapping[str, Any], tenants: Mapping[str, Tally], keys: Mapp
         if len(rows) > len(shown):
             lines.append(f"  and {len(rows) - len(shown):,} more {title}s")
     return lines
+
+
+def kept_line(figures: Mapping[str, Any], paths: Paths, *, has_room: bool) -> str:
+    """Say which results are in the output, and which are kept in the journal only."""
+    failures = figures["kept_failures"]
+    more = [f"{figures['kept']:,} more"] if figures["kept"] or not failures else []
+    more += [f"{failures:,} failure{'s' * (failures != 1)}"] if failures else []
+    again = "run it again to write them" if has_room else "run it again with room to write them"
+    return f"  {figures['written']:,} in {paths.out}, {' and '.join(more)} kept in {paths.journal}; {again}"
 
 
 def _total(figures: Mapping[str, Any]) -> str:

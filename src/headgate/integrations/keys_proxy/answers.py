@@ -22,8 +22,8 @@ class Answer:
 
     __slots__ = ("_begun", "_limit", "_send", "complete")
 
-    def __init__(self, send: Callable[[Any], Awaitable[None]], limit: float) -> None:
-        """`limit`: seconds that the client has to read each part. Then the methods raise ClientStalled."""
+    def __init__(self, send: Callable[[Any], Awaitable[None]], limit: float | None) -> None:
+        """`limit`: seconds that the client has to read each part, or None. Then the methods raise ClientStalled."""
         self._send = send
         self._limit = limit
         self._begun = False

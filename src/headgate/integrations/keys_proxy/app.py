@@ -55,7 +55,7 @@ class Limits:
     one sends its first request, which then waits for an answer to end. A number always holds.
     """
     max_waiting: int = 1000
-    """Requests that wait for their turn; the next one is refused."""
+    """Requests that wait for their turn; the next one is refused. One tenant may have half of them, also alone."""
     max_body: int = 10 << 20
     """Bytes of a request's body."""
     max_bodies: int = 256 << 20
@@ -65,7 +65,7 @@ class Limits:
     wait: float = 60.0
     """Seconds that a request waits for its turn, and then for a key."""
     client_timeout: float = 30.0
-    """Seconds that a client has to send its request, and then to read each part of the answer."""
+    """Seconds that a client has to send its request. It may read nothing of its answer for half as long again."""
 
     def __post_init__(self) -> None:
         for name in ("max_concurrent", "max_waiting", "max_body", "max_bodies"):
@@ -74,6 +74,15 @@ class Limits:
             checked_whole("max_per_tenant", self.max_per_tenant, 1)
         for name in ("timeout", "wait", "client_timeout"):
             checked_seconds(f"{name} must be a number of seconds >= 0.001", getattr(self, name), 0.001)
+
+    @property
+    def read_within(self) -> float:
+        """Seconds after which a client that reads nothing of its answer is disconnected.
+
+        Linux tells a sender that something was read after 128 KB. A client that reads 4 KB a second needs 32 s for
+        them, which is more than the usual `client_timeout`.
+        """
+        return 1.5 * self.client_timeout
 
 
 class KeysProxy:
@@ -121,12 +130,19 @@ class KeysProxy:
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer one request, as ASGI says."""
+        await self.answer(scope, receive, send, read_within=self.limits.read_within)
+
+    async def answer(self, scope: Message, receive: Receive, send: Send, *, read_within: float | None) -> None:
+        """Answer one request. `read_within`: seconds that each message to the server may take.
+
+        None: the server itself cuts off clients that do not read. It sees more than that a message takes long.
+        """
         if scope["type"] == "lifespan":
             await self._live(receive, send)
         elif scope["type"] != "http":
             await send({"type": "websocket.close"})
         else:
-            answer = Answer(send, self.limits.client_timeout)
+            answer = Answer(send, read_within)
             try:
                 await self._handle(scope, receive, answer)
             except asyncio.CancelledError:

@@ -184,7 +184,7 @@ class _Seen:
         return values[0] if len(values) == 1 else b""
 
 
-NO_BODY = Refusal(400, "body_not_allowed", f"a request with {', '.join(sorted(BODILESS))} must have no body")
+NO_BODY = Refusal(400, "body_not_allowed", "a GET, HEAD or DELETE request must have no body")
 _VERSIONS = ("1.1", "1.0", "2", "3")
 _OTHER_HOST = Refusal(
     403,
@@ -195,7 +195,7 @@ _FROM_A_PAGE = Refusal(403, "origin_not_allowed", "requests with an Origin come 
 _NO_TOKEN = Refusal(
     401,
     "invalid_token",
-    "send the token of the proxy, as Authorization: Bearer, x-api-key or api-key",
+    "send the token of the proxy, as Authorization: Bearer, x-api-key, api-key or x-goog-api-key",
     ((b"www-authenticate", b"Bearer"),),
 )
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import uvicorn
 
+from headgate.core.clock import clock
 from headgate.core.signal_handlers import SignalHandlers
 from headgate.integrations.keys_proxy.app import KeysProxy
 from headgate.integrations.keys_proxy.refusals import Headers, Refusal
@@ -23,6 +24,7 @@ _log = logging.getLogger("headgate.integrations")
 _IDLE = 75.0  # seconds that a connection is kept without a request: longer than clients keep theirs
 _USUAL_CONNECTIONS = 10_000
 _OWN_FILES = 64  # files that are no connections
+_PAUSE = 10.0  # seconds between two lines of the log about clients that do not read
 
 
 class ProxyServer:
@@ -98,13 +100,17 @@ class ProxyServer:
         self.stop()
 
     def _config(self) -> uvicorn.Config:
-        limit, most = self._proxy.limits.client_timeout, _most_connections()
+        proxy, limits, most = self._proxy, self._proxy.limits, _most_connections()
+        stalled = _StallLog(limits.read_within)
 
         def connection(**given: Any) -> _Connection:
-            return _Connection(limit, most, read_within=limit, **given)
+            return _Connection(limits.client_timeout, most, stalled, read_within=limits.read_within, **given)
+
+        async def application(scope: Any, receive: Any, send: Any) -> None:
+            await proxy.answer(scope, receive, send, read_within=None)
 
         return uvicorn.Config(
-            self._proxy,
+            application,
             http=connection,  # type: ignore[arg-type] # it is called, and need not be a class
             ws="none",
             lifespan="off",
@@ -170,9 +176,35 @@ class _Server(uvicorn.Server):
 class _Connection(LimitedConnection):
     """A connection that is told of errors as providers write them."""
 
+    def __init__(self, limit: float, most: int, stalled: _StallLog, **given: Any) -> None:
+        super().__init__(limit, most, **given)
+        self._stalled = stalled
+
+    def client_stalled(self) -> None:
+        self._stalled.write(self.client)
+
     def refusal(self, status: int, code: str, message: str) -> tuple[Headers, bytes]:
         refusal = Refusal(status, code, message)
         return refusal.all_headers(refusal.body), refusal.body
+
+
+class _StallLog:
+    """Logs that clients were disconnected because they do not read: one line in ten seconds, however many they are."""
+
+    def __init__(self, limit: float) -> None:
+        self._limit = limit
+        self._next = 0.0
+        self._more = 0
+
+    def write(self, client: tuple[str, int] | None) -> None:
+        now = clock.now()
+        if now < self._next:
+            self._more += 1
+            return
+        who = "a client" if client is None else f"the client {client[0]}:{client[1]}"
+        more = f"; {self._more} more since the last such line" if self._more else ""
+        _log.warning("%s read nothing of its answer for %g s and was disconnected%s", who, self._limit, more)
+        self._next, self._more = now + _PAUSE, 0
 
 
 def _most_connections() -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from headgate._version import __version__
@@ -81,7 +81,9 @@ async def inspect(
     except LookupError as error:
         return Inspection(metadata, True, str(error))
     except (OSError, HeadgateError) as error:
-        reason, remedy = await _cause(metadata.address, credentials, error, timeout)
+        reason, remedy, kind = await _cause(metadata.address, credentials, error, timeout)
+        if kind in ("needs TLS", "plaintext"):  # a listed address is only assumed to be like the client
+            metadata = replace(metadata, secure=kind == "needs TLS")
         return Inspection(metadata, False, reason, remedy)
     if load.newest < OLDEST or load.oldest > NEWEST:
         reason = f"it speaks protocols {load.oldest} to {load.newest}, we speak {OLDEST} to {NEWEST}"
@@ -129,16 +131,16 @@ async def ask_load(metadata: WorkerMetadata, credentials: WorkerCredentials | No
 
 async def _cause(
     address: str, credentials: WorkerCredentials | None, error: Exception, timeout: float
-) -> tuple[str, str]:
-    """Name the cause of a failed connection as exactly as can be found out."""
+) -> tuple[str, str, str]:
+    """Name the cause of a failed connection as exactly as can be found out, the remedy, and the kind if it is known."""
     from headgate.workers.protocol.tls_causes import why_refused
 
     if isinstance(error, (PermissionError, HeadgateError)):
-        return (error.message, error.remedy) if isinstance(error, HeadgateError) else (str(error), "")
+        return (error.message, error.remedy, "") if isinstance(error, HeadgateError) else (str(error), "", "")
     try:
         found = await why_refused(address, credentials, timeout)
     except (OSError, HeadgateError, TimeoutError) as other:
-        return str(other), ""
+        return str(other), "", ""
     if found is None:
-        return f"it cannot be reached: {error}", "Look at the log of the worker."
-    return found.text, found.remedy
+        return f"it cannot be reached: {error}", "Look at the log of the worker.", ""
+    return found.text, found.remedy, found.kind
