@@ -342,6 +342,7 @@ async def branches(*args: Any) -> tuple[int, dict[str, Any], list[tuple[int, dic
 module_keys: ResourcePool[str] = ResourcePool(
     {"m-a": "secret-m-a", "m-b": "secret-m-b"}, strategy="primary_backup", name="module keys"
 )
+headgate.registry.unregister(module_keys)  # this module stays loaded: dashboards of other tests would show them first
 
 
 @module_keys.use(retry_delay=0)
