@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import sys
+import time
 from collections import Counter, defaultdict
 from collections.abc import Generator, Iterator
 from typing import Any
@@ -19,6 +20,7 @@ from tests import warm_start
 
 pytest_plugins = ["headgate.testing.plugin"]
 
+_GRACE = 3.0  # real seconds
 _KNOWN = pytest.StashKey[set[int]]()
 """Numbers of pools that a test need not end: those of earlier tests, and of fixtures that tests share."""
 SCALE = float(os.environ.get("HEADGATE_SCALE", "0.1"))
@@ -154,8 +156,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         if logs is not None:  # it keeps what was logged while fixtures ended, until the next test begins
             logs.caplog_handler.reset()
             logs.report_handler.reset()
-        gc.collect()
-        if left := _pools_besides(known):
+        if left := _left_after_a_while(known):
             words = f"pools left behind: {', '.join(left)}"
             report = pytest.TestReport(item.nodeid, item.location, {}, "failed", words, "teardown")
             item.ihook.pytest_runtest_logreport(report=report)
@@ -172,6 +173,16 @@ def pytest_fixture_setup(
     if fixturedef.scope != "function":
         request.config.stash[_KNOWN].update({pool.number for pool in registry.pools()} - before)
     return result
+
+
+def _left_after_a_while(known: set[int]) -> list[str]:
+    """The new pools that stay. Loops in other threads, which tests share, drop the last reference a moment later."""
+    limit = time.monotonic() + _GRACE
+    gc.collect()
+    while (left := _pools_besides(known)) and time.monotonic() < limit:
+        time.sleep(0.02)
+        gc.collect()
+    return left
 
 
 def _pools_besides(known: set[int]) -> list[str]:
