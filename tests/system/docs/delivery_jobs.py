@@ -283,7 +283,7 @@ async def younger(*args: Any) -> str:
     if key != "a":
         return key
     try:
-        await asyncio.sleep(60)
+        await asyncio.Event().wait()  # a cancelled timer would keep the context of the task, and its pool
     except asyncio.CancelledError:
         how = args[-1]
         if how == "replace":
