@@ -45,8 +45,9 @@ system: rewritten ## programs as users run them: examples, docs, commands, a bro
 
 check: lint types test system ## all that CI runs
 
-soak: ## the whole suite at full length
+soak: ## the whole suite at full length, and tests/soak
 	@$(MAKE) --no-print-directory test system HEADGATE_SCALE=1
+	HEADGATE_SCALE=1 $(pytest) -n $(JOBS) tests/soak
 
 # Two processes rewrite the assertions of all tests, so that the four that run them need not do that four times. It is
 # done again when a test has changed since.

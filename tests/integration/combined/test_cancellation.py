@@ -7,7 +7,6 @@ cancelled never runs again. (`schedules.py` has the random ones.)
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import subprocess
 import sys
@@ -18,11 +17,10 @@ import pytest
 from headgate import CooldownResource, Resource, ResourcePool, TaskCancelled, TaskHandle, TaskPool
 from headgate.testing import run
 from tests.integration.combined import cancel_jobs, combined_jobs, schedules
-from tests.integration.resources.test_schedules import interpreter
 from tests.support.combined.combined_support import Apart, Line, noted, tell
 from tests.support.combined.support import Key, outcome_of, watched
 from tests.support.resources.support import in_flight
-from tests.support.workers.support import ROOT, lines
+from tests.support.workers.support import lines
 
 WHERE = pytest.mark.parametrize("line", ["resources", "both"], indirect=True)
 needs_anyio = pytest.mark.skipif(cancel_jobs.anyio is None, reason="anyio is not installed; `pip install anyio`")
@@ -296,26 +294,6 @@ def test_r61_the_judge_sees_a_broken_rule(broken: str, monkeypatch: pytest.Monke
         if problems:
             break
     assert problems
-
-
-@pytest.mark.soak  # of the resources alone they are tried each time
-@pytest.mark.integration
-@pytest.mark.parametrize("minor", [12, 13, 14])
-def test_r61_schedules_on_other_pythons(minor: int, scale: float) -> None:
-    python = interpreter(minor)
-    if python is None:
-        pytest.skip(f"no Python 3.{minor} here")
-    ran = subprocess.run(
-        [python, "-m", "tests.integration.combined.schedules", "--seeds", f"0:{max(1, round(500 * scale**1.3))}"],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "PYTHONWARNINGS": "error"},
-        capture_output=True,
-        text=True,
-        timeout=1200,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stdout[-10_000:] + ran.stderr
-    assert f"on Python 3.{minor}." in ran.stdout
 
 
 @pytest.mark.integration

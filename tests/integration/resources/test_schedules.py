@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 
 from headgate.core.cancellation import Steered
 from tests.integration.resources import schedules
+from tests.support.pythons import interpreter
 
 ROOT = Path(__file__).parents[3]
 SCALE = float(os.environ.get("HEADGATE_SCALE", "0.1"))
@@ -87,16 +87,3 @@ def test_schedules_on_every_installed_python(minor: int) -> None:
     assert run.returncode == 0, run.stdout[-10_000:] + run.stderr
     assert f"on Python 3.{minor}." in run.stdout
     assert run.stderr == ""
-
-
-def interpreter(minor: int) -> str | None:
-    """A Python 3.`minor` that really runs: a shim of pyenv may be on the path for a version that is switched off."""
-    versions = Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser() / "versions"
-    found = [shutil.which(f"python3.{minor}"), *map(str, sorted(versions.glob(f"3.{minor}*/bin/python"), reverse=True))]
-    for candidate in filter(None, found):
-        answer = subprocess.run(
-            [candidate, "-c", "import sys; print(sys.version_info[1])"], capture_output=True, text=True, check=False
-        )
-        if answer.returncode == 0 and answer.stdout.strip() == str(minor):
-            return candidate
-    return None

@@ -76,18 +76,6 @@ async def deep(depth: int) -> int:
 # -- test_stream_attacks -----------------------------------------------------------------------------------------------
 
 
-@routine
-async def child() -> int:
-    return 1
-
-
-@routine
-async def parent() -> Any:
-    kid = asyncio.create_task(child())
-    yield "started"
-    yield await kid
-
-
 @routine(prefetch=100)
 async def blocks() -> Any:
     number = 0

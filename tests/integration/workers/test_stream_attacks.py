@@ -36,22 +36,6 @@ from tests.support.workers.support import (
 linux = pytest.mark.skipif(sys.platform != "linux", reason="as it is on Linux")
 
 
-# -- places -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.soak  # two thousand of them; test_channel_options shows it with a limit of a few
-def test_w08_paused_generators_whose_calls_have_ended_hold_no_places(shared: Shared) -> None:
-    async def main() -> None:
-        streams = [attack_jobs.parent() for _ in range(2100)]
-        await asyncio.gather(*(anext(stream) for stream in streams))
-        async with asyncio.timeout(15):
-            assert await asyncio.gather(*(attack_jobs.child() for _ in range(10))) == [1] * 10
-            assert sum(await asyncio.gather(*(anext(stream) for stream in streams))) == 2100
-        await asyncio.gather(*(stream.aclose() for stream in streams))
-
-    shared(main, 60)
-
-
 # -- prefetch ---------------------------------------------------------------------------------------------------------
 
 

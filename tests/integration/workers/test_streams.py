@@ -1488,23 +1488,6 @@ def test_w10_an_endless_generator_whose_reader_stops_keeps_memory_flat(shared: S
     shared(main)
 
 
-@pytest.mark.soak  # it measures memory; the next one shows how much is fetched ahead
-def test_w10_a_long_stream_keeps_memory_flat(shared: Shared, log: str, scale: float) -> None:
-    async def main() -> None:
-        stream = stream_jobs.endless_blocks_ahead(log, 100_000)
-        pid = (await taken(stream, 200))[-1][0]
-        gc.collect()
-        theirs, ours = resident(pid), resident(os.getpid())
-        for number in range(200, 200 + max(800, int(8000 * scale))):
-            assert await anext(stream) == (pid, stream_jobs.block(number, 100_000))
-        gc.collect()
-        assert resident(pid) - theirs < 40 * MB
-        assert resident(os.getpid()) - ours < 40 * MB
-        await stream.aclose()
-
-    shared(main)
-
-
 def test_w10_large_items_are_fetched_up_to_about_eight_megabytes(shared: Shared, log: str) -> None:
     async def main() -> None:
         stream = stream_jobs.blocks_noted_ahead(log, MB)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
-import sys
 
 import pytest
 
 from headgate import WorkerPool
 from tests.integration.workers import attack_jobs, stream_jobs
 from tests.support.workers import jobs
-from tests.support.workers.support import ROOT, bounded
+from tests.support.workers.support import bounded
 
 uvloop = pytest.importorskip("uvloop", reason="pip install headgate[speed]")
 uvloop.new_event_loop().close()  # libuv opens a pipe of its own, once for the process: not a leak of any test
@@ -36,30 +34,3 @@ def test_w52_workers_have_the_loop_of_their_client() -> None:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(bounded(main))
-
-
-@pytest.mark.soak
-def test_w52_everything_under_uvloop() -> None:
-    """All tests of this room."""
-    skipped = [f"--ignore=tests/integration/workers/{name}" for name in ("test_uvloop.py", "test_fork_server.py")]
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-x",
-            "-p",
-            "no:cacheprovider",
-            "-n",
-            "0",
-            "tests/integration/workers",
-            *skipped,
-        ],
-        cwd=ROOT,
-        env={**os.environ, "HEADGATE_TEST_LOOP": "uvloop", "HEADGATE_SCALE": "0.1"},
-        capture_output=True,
-        text=True,
-        timeout=1800,
-    )
-    assert done.returncode == 0, done.stdout[-8000:]

@@ -156,20 +156,6 @@ def test_w90_what_runs_on_a_worker_that_is_replaced_is_finished_there(tmp_path: 
     run(main)
 
 
-@pytest.mark.soak
-def test_w90_a_generator_that_nobody_advances_for_long_is_waited_for() -> None:
-    async def main() -> None:
-        async with WorkerPool(spawn=1, max_tasks_per_worker=1) as pool:
-            stream = life_jobs.numbers(2)
-            _, old = await anext(stream)
-            await jobs.pid()
-            await until(lambda: old not in pids(pool))
-            await asyncio.sleep(7)
-            assert await anext(stream) == (1, old)
-
-    run(main)
-
-
 def test_w90_nested_calls_find_the_workers_that_replace_others(log: str) -> None:
     async def main() -> None:
         async with WorkerPool(spawn=2, max_tasks_per_worker=5) as pool:
@@ -684,20 +670,6 @@ def test_w90_a_local_worker_ends_when_it_had_no_call_for_so_long() -> None:
             await until(lambda: worker._exited is not None and worker._exited.done())
             assert not alive(worker.pid)
         await worker.stop()
-
-    with no_leaks(grace=3):
-        run(main)
-
-
-@pytest.mark.soak
-def test_w90_a_local_worker_with_a_call_is_not_idle() -> None:
-    async def main() -> None:
-        async with LocalWorker(idle_timeout=3) as worker:
-            assert worker.metadata is not None
-            async with WorkerPool(discovery=StaticDiscovery([worker.metadata.address])):
-                assert await jobs.sleep_and_pid(5) == worker.pid
-                assert await jobs.pid() == worker.pid
-                await until(lambda: not alive(worker.pid))
 
     with no_leaks(grace=3):
         run(main)

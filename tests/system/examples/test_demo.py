@@ -131,23 +131,6 @@ def tenants_do_not_wait_behind_the_flood(printed: str) -> None:
     assert float(jain[1]) > 0.95 > 0.7 > float(jain[2])
 
 
-@pytest.mark.soak
-def test_a_reader_that_leaves_ends_it_in_silence() -> None:
-    with subprocess.Popen(command(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as demo:
-        assert demo.stdout is not None
-        assert demo.stderr is not None
-        assert demo.stdout.readline().startswith("headgate: ")
-        demo.stdout.close()
-        assert quiet(demo.stderr.read()) == ""
-        assert demo.wait(timeout=30) == 1
-
-
-@pytest.mark.soak
-def test_few_calls_are_fine_too() -> None:
-    printed = run_piped("--calls", "1", "--slots", "1")
-    assert (count("answered", printed), count("lost results", printed)) == (1, 0)
-
-
 def test_ctrl_c_ends_it_with_one_line() -> None:
     with subprocess.Popen(
         command("--calls", "5000"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8"
