@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headgate import PoolExhausted, Resource, ResourcePool, TaskHandle, TaskPool, subscribe
-from headgate.resources.events import SiblingCancelled
+from headgate.resources import SiblingCancelled
 from headgate.testing import Hang, Leak, run
 from tests.integration.resources import schedules
 from tests.integration.resources.schedules import GRID, Body, CountingTask, Violation, _look_at, _signal_of, _told, now

@@ -28,9 +28,9 @@ from headgate import (
     backpressure_queue,
     fair_round_robin,
     pool_wait,
+    subscribe,
 )
 from headgate.core.events import Event
-from headgate.core.topics import subscribe
 from headgate.stores import JsonLinesStore
 from headgate.testing import no_leaks, settle, virtual
 from tests.integration.combined import combined_jobs

@@ -11,18 +11,19 @@ from typing import Any
 import pytest
 
 from headgate import (
+    ChannelOptions,
     InvalidArgument,
     LeastLoadedLoadBalancer,
     RoundRobinLoadBalancer,
     SqliteStore,
     TaskPool,
+    WorkerMetadata,
     WorkerPool,
     routine,
 )
 from headgate.combined.workers_budget import WorkersBudget
 from headgate.testing import check_slot_budget
-from headgate.workers.model import WorkerMetadata, WorkerView
-from headgate.workers.options import ChannelOptions
+from headgate.workers import WorkerView
 from tests.support.workers.support import PATIENCE, until
 
 

@@ -38,10 +38,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iter
 from dataclasses import dataclass, field
 from typing import Any
 
-from headgate import CooldownResource, DisableResource, PoolExhausted, Resource, ResourcePool, RetryOperation
+from headgate import CooldownResource, DisableResource, PoolExhausted, Resource, ResourcePool, RetryOperation, subscribe
 from headgate.core.events import Event
-from headgate.core.topics import subscribe
-from headgate.resources.events import ResourceAcquired, ResourceReleased, SiblingCancelled
+from headgate.resources import ResourceAcquired, ResourceReleased, SiblingCancelled
 from headgate.resources.stats import check
 from headgate.testing import Hang, Leak, run
 

@@ -10,8 +10,8 @@ import threading
 import time
 from typing import Any
 
+from headgate import SqliteStore
 from headgate.resources import CooldownResource, DisableResource, PoolExhausted, Resource, ResourcePool
-from headgate.stores.shared.sqlite import SqliteStore
 
 
 class Caller:

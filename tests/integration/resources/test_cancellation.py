@@ -19,7 +19,7 @@ import pytest
 
 import headgate
 from headgate import CooldownResource, DisableResource, PoolExhausted, Resource, ResourcePool
-from headgate.resources.events import ResourceReleased, SiblingCancelled
+from headgate.resources import ResourceReleased, SiblingCancelled
 from headgate.testing import capture_events, run, settle, virtual
 from tests.support.resources.support import Gate, always, ident, in_flight, keys, revoked, status
 

@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
+from headgate import SqliteStore
 from headgate.resources import ResourcePool
-from headgate.stores.shared.sqlite import SqliteStore
 from tests.conftest import SCALE
 
 pytestmark = pytest.mark.integration

@@ -18,10 +18,9 @@ from typing import Any, Self
 import pytest
 
 import headgate
-from headgate import LocalWorker, WorkerMetadata, WorkerPool
+from headgate import LocalWorker, RoundRobinLoadBalancer, WorkerMetadata, WorkerPool
 from headgate.discovery import DiscoveryEvent, OwnDiscovery
 from headgate.errors import InvalidArgument, InvalidType, NoWorkersAvailable
-from headgate.workers.client.balancing import RoundRobinLoadBalancer
 from headgate.workers.client.dispatcher import Dispatcher
 from headgate.workers.client.peers import usable_peers
 from headgate.workers.mapping import routine_for

@@ -18,16 +18,17 @@ from headgate import (
     LocalWorker,
     NoWorkersAvailable,
     PoolClosed,
+    WorkerMetadata,
     WorkerPool,
     WorkerStartFailed,
+    __version__,
 )
-from headgate._version import __version__
 from headgate.discovery import DiscoveryEvent, OwnDiscovery
 from headgate.discovery.port import Filter
 from headgate.testing import check_placement, no_leaks
-from headgate.workers.model import WorkerMetadata, WorkerView
+from headgate.workers import Launch, Placement, WorkerView
 from headgate.workers.processes.exit_status import Ending
-from headgate.workers.processes.placement import Launch, Placement, Retirement
+from headgate.workers.processes.placement import Retirement
 from headgate.workers.processes.restarts import Trouble
 from headgate.workers.protocol.transport import bind, make_server
 from headgate.workers.server.service import Service

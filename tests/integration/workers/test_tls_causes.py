@@ -21,8 +21,7 @@ from typing import Any
 
 import pytest
 
-from headgate import WorkerCredentials
-from headgate._version import __version__
+from headgate import WorkerCredentials, __version__
 from headgate.workers.protocol import tls_causes
 from headgate.workers.protocol.client_session import ClientSession
 from headgate.workers.protocol.tls_causes import Refusal, why_refused

@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
+from headgate import RoundRobinLoadBalancer, WorkerMetadata
 from headgate.cli.main import main
-from headgate.workers.client.balancing import RoundRobinLoadBalancer
 from headgate.workers.client.dispatcher import Dispatcher
-from headgate.workers.model import WorkerMetadata
 from headgate.workers.routines import ACTIVE
 
 HERE = Path(__file__).parents[2] / "system" / "cli"

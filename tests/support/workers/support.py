@@ -15,9 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
-from headgate import WorkerPool
+from headgate import LocalPlacement, WorkerPool
 from headgate.workers.processes.keeper_client import KeeperClient
-from headgate.workers.processes.local_placement import LocalPlacement
 from tests.support.workers import jobs
 
 ROOT = Path(__file__).parents[3]

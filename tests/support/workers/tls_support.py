@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from headgate.workers.credentials import WorkerCredentials
+from headgate import WorkerCredentials
 from headgate.workers.protocol.transport import bind, dial, grpc, make_server
 from tests.support.workers.support import ROOT
 

@@ -12,7 +12,7 @@ from typing import Any
 
 
 async def main(settings: dict[str, Any]) -> None:
-    from headgate.workers.credentials import WorkerCredentials
+    from headgate import WorkerCredentials
     from headgate.workers.protocol import transport
     from headgate.workers.server.service import Service
 

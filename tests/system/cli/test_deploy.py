@@ -27,7 +27,7 @@ import headgate
 from headgate.certs import check_certificates, make_certificates
 from headgate.cli.main import command_parser
 from headgate.tasks.names import unregister
-from headgate.workers.model import WorkerView
+from headgate.workers import WorkerView
 from tests.postgres_server import postgres_dsn, postgres_server
 from tests.support.cli.support import HERE, PATIENCE, Worker, command, environment, until, worker
 

@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from headgate.testing import run
-from headgate.testing.virtual_loop import VirtualLoop
+from headgate.testing import VirtualLoop, run
 
 ROOT = Path(__file__).parents[3]
 DOCUMENTS = [path for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))) if path.exists()]

@@ -22,13 +22,13 @@ from typing import Any, NamedTuple
 import pytest
 
 import headgate
-from headgate.observe import actions, publish, publishing, sockets
+from headgate.observe import Publication, actions, publish, publishing, sockets
 from headgate.observe.events import ActionTaken
 from headgate.observe.lines import LONGEST_REQUEST, encoded
 from headgate.observe.listeners import Listener
 from headgate.observe.programs import Program as Connection
 from headgate.observe.programs import Refused, programs
-from headgate.observe.publishing import MOST_CLIENTS, Publication
+from headgate.observe.publishing import MOST_CLIENTS
 from headgate.observe.sampler import Sampler
 from tests.support.cli.support import run_here
 from tests.system.observe.conftest import Program

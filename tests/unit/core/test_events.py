@@ -10,9 +10,9 @@ from typing import ClassVar
 import pytest
 
 import headgate
-from headgate import InvalidType
+from headgate import InvalidType, subscribe
 from headgate.core.events import Event
-from headgate.core.topics import subscribe, topic_named
+from headgate.core.topics import topic_named
 from headgate.testing import capture_events, virtual
 from tests.support.resources.support import always, by_id, ident, keys, rate_limited
 

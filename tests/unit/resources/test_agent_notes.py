@@ -35,9 +35,8 @@ def test_r03_every_member_the_notes_name_exists() -> None:
     assert methods <= known, methods - known
     options = set(re.findall(r"`?(\w+)=", NOTES)) - {"result"}
     from headgate.resources import RunOptions
-    from headgate.resources.pool import ResourcePool as Pool
 
-    accepted = {*RunOptions.__annotations__, *Pool.__init__.__annotations__, *Resource.__init__.__annotations__}
+    accepted = {*RunOptions.__annotations__, *ResourcePool.__init__.__annotations__, *Resource.__init__.__annotations__}
     from typing import get_type_hints
 
     accepted |= set(get_type_hints(RunOptions)) | {"cooldown_seconds", "reason", "only_for", "pool", "status"}

@@ -23,8 +23,9 @@ from headgate import (
     TaskPool,
 )
 from headgate.core.clock import clock
+from headgate.resources import Member
 from headgate.resources.engine import engine_of
-from headgate.resources.members import Member, WaitTicket
+from headgate.resources.members import WaitTicket
 from headgate.resources.signals import SIGNALS
 from headgate.stores.shared.memory import SharedMemory
 from headgate.testing import settle, virtual

@@ -18,11 +18,11 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from headgate import Resource
+from headgate.resources import Member, Occasion, Picker
 from headgate.resources.effects import Cancel, Cool, Disable, Effects, Enable, Recover, Serve, Starve
-from headgate.resources.members import ANY, Member, Requirement, WaitTicket
+from headgate.resources.members import ANY, Requirement, WaitTicket
 from headgate.resources.members import Use as Flight
-from headgate.resources.model import Resource
-from headgate.resources.pickers import Occasion, Picker
 from headgate.resources.rotation import Rotation
 from headgate.resources.stats import check, pool_stats
 from headgate.resources.strategies import NAMED

@@ -24,9 +24,9 @@ from headgate import (
     Resource,
     ResourcePool,
     RetryOperation,
+    subscribe,
 )
 from headgate.core.clock import clock
-from headgate.core.topics import subscribe
 from headgate.resources import Attempt
 from headgate.testing import capture_events, settle, virtual
 from tests.support.resources.support import Gate, always, by_id, ident, in_flight, keys, rate_limited, revoked, status

@@ -10,20 +10,11 @@ from typing import Any
 import pytest
 
 from headgate import InvalidArgument, Resource
-from headgate.resources.members import Member, Requirement, Use
-from headgate.resources.pickers import Picker
+from headgate.resources import Member, Picker, Strategy, least_latency, primary_backup, round_robin, sticky, weighted
+from headgate.resources.members import Requirement, Use
 from headgate.resources.rotation import Rotation
 from headgate.resources.stats import check
-from headgate.resources.strategies import (
-    NAMED,
-    Strategy,
-    least_latency,
-    primary_backup,
-    round_robin,
-    sticky,
-    strategy_of,
-    weighted,
-)
+from headgate.resources.strategies import NAMED, strategy_of
 from tests.conftest import seeds
 
 Order = Callable[[list[Member]], Member]

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from headgate import fair_round_robin, fair_share, fifo, lifo, priority
 from headgate.tasks.admission import UNBOUNDED
 from headgate.tasks.fairness import Backlogs, Rounds, jain, stats_of
 from headgate.tasks.model import TaskRecord
 from headgate.tasks.scheduling.queues.fair import FairQueue, ShareQueue
 from headgate.tasks.scheduling.scheduler import Scheduler
-from headgate.tasks.strategies import fair_round_robin, fair_share, fifo, lifo, priority
 from tests.conftest import seeds
 from tests.unit.tasks.model import RoundsModel, ShareModel, cost_of, record
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from headgate import fair_round_robin, fair_share, fifo, lifo, priority
 from headgate.errors import InvalidArgument
 from headgate.tasks.admission import UNBOUNDED
 from headgate.tasks.model import TaskRecord
 from headgate.tasks.scheduling.queues import by_key, fair
 from headgate.tasks.scheduling.scheduler import Scheduler
 from headgate.tasks.scheduling.slots import KeyLimits, checked_limits
-from headgate.tasks.strategies import fair_round_robin, fair_share, fifo, lifo, priority
 from tests.unit.tasks.model import record
 
 STRATEGIES = {one.kind: one for one in (fifo(), lifo(), priority(), fair_round_robin(), fair_share())}

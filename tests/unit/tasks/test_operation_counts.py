@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from headgate.tasks.admission import UNBOUNDED, Policy, backpressure_queue
+from headgate import backpressure_queue, fair_round_robin, fair_share, fifo, lifo, priority
+from headgate.tasks import Policy, Strategy
+from headgate.tasks.admission import UNBOUNDED
 from headgate.tasks.scheduling.scheduler import Scheduler
-from headgate.tasks.strategies import Strategy, fair_round_robin, fair_share, fifo, lifo, priority
 from tests.unit.tasks.model import record
 
 STRATEGIES = {one.kind: one for one in (fifo(), lifo(), priority(), fair_round_robin(), fair_share())}

@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 
+from headgate import backpressure_queue, fair_round_robin, fair_share, fifo, lifo, priority
 from headgate.errors import InvalidArgument
-from headgate.tasks.admission import UNBOUNDED, backpressure_queue
+from headgate.tasks import Strategy
+from headgate.tasks.admission import UNBOUNDED
 from headgate.tasks.model import TaskRecord
 from headgate.tasks.scheduling.queues import by_requirement
 from headgate.tasks.scheduling.queues.by_requirement import MAX_CLASSES, ClassedQueue, Holder
 from headgate.tasks.scheduling.scheduler import Scheduler
-from headgate.tasks.strategies import Strategy, fair_round_robin, fair_share, fifo, lifo, priority
 from tests.conftest import SCALE, seeds
 from tests.unit.tasks.model import BacklogModel, ClassedModel, OldestModel, cost_of, record
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from headgate import fair_round_robin, fair_share, fifo, lifo, priority
 from headgate.errors import WaitCycle
 from headgate.tasks.admission import UNBOUNDED
 from headgate.tasks.model import Moment, TaskRecord, Terms
@@ -26,7 +27,6 @@ from headgate.tasks.runtime.nested_waits import _Nested
 from headgate.tasks.runtime.ports import Ports
 from headgate.tasks.scheduling.scheduler import Scheduler
 from headgate.tasks.scheduling.slots import ancestors, chain_of
-from headgate.tasks.strategies import fair_round_robin, fair_share, fifo, lifo, priority
 from tests.unit.tasks.model import START, record
 
 STRATEGIES = (fifo(), lifo(), priority(), fair_round_robin(), fair_share())

@@ -7,18 +7,10 @@ from typing import Any
 
 import pytest
 
-from headgate.tasks.admission import (
-    Newest,
-    OfLargestBacklog,
-    Oldest,
-    backpressure_queue,
-    fail_fast,
-    ring_buffer,
-    victims_of,
-)
+from headgate import backpressure_queue, fail_fast, fair_round_robin, fifo, lifo, priority, ring_buffer
+from headgate.tasks.admission import Newest, OfLargestBacklog, Oldest, victims_of
 from headgate.tasks.model import TaskRecord
 from headgate.tasks.scheduling.scheduler import Scheduler
-from headgate.tasks.strategies import fair_round_robin, fifo, lifo, priority
 from tests.unit.tasks.model import BacklogModel, NewestBacklogModel, OldestModel, record
 
 KINDS: dict[str, tuple[Any, Any]] = {

@@ -8,17 +8,11 @@ from typing import Any
 
 import pytest
 
+from headgate import LeastLoadedLoadBalancer, LoadBalancerLike, RoundRobinLoadBalancer, WorkerMetadata
 from headgate.errors import UnknownResource
-from headgate.workers.client.balancing import (
-    COOLDOWNS,
-    Cycle,
-    FewestInFlight,
-    LeastLoadedLoadBalancer,
-    LoadBalancerLike,
-    Roster,
-    RoundRobinLoadBalancer,
-)
-from headgate.workers.model import WorkerMetadata, WorkerState, WorkerView
+from headgate.workers import WorkerView
+from headgate.workers.client.balancing import COOLDOWNS, Cycle, FewestInFlight, Roster
+from headgate.workers.model import WorkerState
 from tests.conftest import seeds
 
 

@@ -6,9 +6,9 @@ import asyncio
 from itertools import pairwise
 from typing import Any
 
+from headgate import WorkerMetadata
 from headgate.testing import virtual
 from headgate.workers.client.candidates import TRIES_A_SECOND, URGENT, Candidates
-from headgate.workers.model import WorkerMetadata
 
 
 class Unreachable:

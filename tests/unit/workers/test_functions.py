@@ -22,10 +22,10 @@ from typing import Any
 import cloudpickle
 import pytest
 
+from headgate import routine
 from headgate.errors import InvalidType, RemoteError
 from headgate.workers.model import FunctionForm
 from headgate.workers.protocol.wire.wire_pb2 import Definition
-from headgate.workers.routines import routine
 from headgate.workers.serialization import functions
 from headgate.workers.serialization.functions import (
     PYTHON,

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from headgate import WorkerMetadata
 from headgate.workers.membership import MOST_REFUSED, MOST_TRIED, MOST_WAITING, Membership, version_trouble
-from headgate.workers.model import WorkerMetadata
 
 OURS = "0.3.0"
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from headgate import ChannelOptions
 from headgate.workers.model import FunctionForm
-from headgate.workers.options import LEAST_MESSAGE, ChannelOptions
+from headgate.workers.options import LEAST_MESSAGE
 from headgate.workers.protocol.bulk import INLINE, BulkPayload
 from headgate.workers.protocol.client_session import ClientSession
 from headgate.workers.protocol.message_lengths import lengths_of

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from headgate import WorkerMetadata
 from headgate.workers.membership import Change
 from headgate.workers.missing import JUST_LEFT, MOST, REMEMBERED, MissingWorkers
-from headgate.workers.model import WorkerMetadata
 
 
 class Fleet:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from headgate import WorkerMetadata
 from headgate.workers.client.peers import Introductions
-from headgate.workers.model import WorkerMetadata
 from headgate.workers.protocol.messages import Introduction, Peer
 
 ONE, TWO = (WorkerMetadata(uid, f"127.0.0.1:{port}", 7, "1.0") for uid, port in (("w-1", 1), ("w-2", 2)))

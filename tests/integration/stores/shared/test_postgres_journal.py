@@ -13,7 +13,7 @@ import pytest
 
 from headgate import PostgresStore
 from headgate.errors import StoreLocked, StoreWriteFailed
-from headgate.stores.port import Journal
+from headgate.stores import Journal
 from headgate.testing.stores import end, submit
 from tests.faults import Proxy
 from tests.integration.stores.shared.postgres_support import Child, children
