@@ -30,7 +30,7 @@ def compiled() -> None:
     compiled, and each needs up to a tenth of a second more for modules that were edited.
     """
     compileall.compile_dir(Path(headgate.__file__).parent, quiet=2)
-    for path in (*Path(__file__).parent.glob("*jobs.py"), Path(__file__).with_name("support.py")):
+    for path in (*Path(__file__).parent.glob("*jobs.py"), *Path(jobs.__file__).parent.glob("*.py")):
         compileall.compile_file(path, quiet=2)
 
 

@@ -30,8 +30,9 @@ LOADED = (
     "headgate.resources.pool",
     "headgate.discovery.local",
     "headgate.cli.main",
+    "headgate.cli.batch.job",
 )
-KNOWN = {str(ROOT), str(ROOT / "src"), str(ROOT / "tests" / "cli")}
+KNOWN = {str(ROOT), str(ROOT / "src"), str(ROOT / "tests" / "system" / "cli")}
 """Folders that have no module of the name of one that is loaded."""
 _AS_MODULE = "import runpy; runpy._run_module_as_main('headgate')"
 

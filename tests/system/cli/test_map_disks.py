@@ -129,7 +129,7 @@ def test_c15_a_full_disk_stops_the_run_and_only_what_is_not_written_is_paid_agai
     options: list[str], tmp_path: Path
 ) -> None:
     """No file may be longer than 100 kB: the kernel refuses writes in the same way as where a disk is full."""
-    count, out = 3000, tmp_path / "out.jsonl"
+    count, out = 1000, tmp_path / "out.jsonl"
     numbered(tmp_path / "in.jsonl", count)
     arguments = ["map", "map_jobs:long", "in.jsonl", "-o", "out.jsonl", "--json", *options]
     process = ran([sys.executable, "-c", LIMITED, "100000", *arguments], tmp_path)
@@ -145,7 +145,7 @@ def test_c15_a_file_system_that_is_full(options: list[str], tmp_path: Path) -> N
     unshare = shutil.which("unshare")
     if unshare is None or subprocess.run([unshare, "-Urm", "true"], capture_output=True, check=False).returncode:
         pytest.skip("no mount namespaces here")
-    count, disk, kept = 3000, tmp_path / "disk", tmp_path / "kept"
+    count, disk, kept = 1000, tmp_path / "disk", tmp_path / "kept"
     disk.mkdir()
     kept.mkdir()
     numbered(tmp_path / "in.jsonl", count)
@@ -163,7 +163,7 @@ def test_c15_a_file_system_that_is_full(options: list[str], tmp_path: Path) -> N
 
 
 def test_c15_a_journal_that_has_no_room_for_results_that_wait_for_their_turn(tmp_path: Path) -> None:
-    count, out = 3000, tmp_path / "out.jsonl"
+    count, out = 1000, tmp_path / "out.jsonl"
     numbered(tmp_path / "in.jsonl", count)
     arguments = ["map", "map_jobs:slow_and_long", "in.jsonl", "-o", "out.jsonl", "--json"]
     with killed_at_end(limited(tmp_path, 60_000, *arguments)) as process:
@@ -203,7 +203,7 @@ def test_c15_calls_that_run_when_the_disk_is_full_end_and_their_results_are_kept
 
 
 def test_c15_the_summary_tells_what_is_in_the_output_and_what_is_kept_in_the_journal(tmp_path: Path) -> None:
-    numbered(tmp_path / "in.jsonl", 3000)
+    numbered(tmp_path / "in.jsonl", 1000)
     arguments = ["map", "map_jobs:long", "in.jsonl", "-o", "out.jsonl"]
     process = ran([sys.executable, "-c", LIMITED, "60000", *arguments], tmp_path)
     written = len(lines(tmp_path / "out.jsonl"))
@@ -222,7 +222,7 @@ def test_c15_the_summary_tells_what_is_in_the_output_and_what_is_kept_in_the_jou
 def test_c15_a_run_that_resumes_without_room_calls_nothing_before_the_kept_results_are_written(
     options: list[str], tmp_path: Path
 ) -> None:
-    count, out = 3000, tmp_path / "out.jsonl"
+    count, out = 1000, tmp_path / "out.jsonl"
     numbered(tmp_path / "in.jsonl", count)
     arguments = ["map", "map_jobs:long", "in.jsonl", "-o", "out.jsonl", "--json", *options]
     process = ran([sys.executable, "-c", LIMITED, "60000", *arguments], tmp_path)
