@@ -21,7 +21,10 @@ JOBS ?= 4
 SEED ?=
 pytest := env PYTHONDONTWRITEBYTECODE= HEADGATE_ORDER=$(SEED) $(py) -m pytest
 
-.PHONY: help demo scale test system check soak rewritten bench bench-quick lint types imports spec events pictures wire format clean package-venv dev-venv bench-venv
+# Makes up to three targets at once, and prints what each has written when it ends.
+at_once := $(MAKE) --no-print-directory -j3 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
+
+.PHONY: help demo scale test system programs engines browser check soak rewritten bench bench-quick lint types mypy pyright imports spec events pictures wire format clean package-venv dev-venv bench-venv
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -37,11 +40,20 @@ scale: dev-venv ## the demo on three nodes of Ray and on Dask, on this machine; 
 test: rewritten ## unit and integration tests, at a tenth of their length
 	HEADGATE_SCALE=$(HEADGATE_SCALE) $(pytest) -n $(JOBS) tests/unit tests/integration
 
-# What takes real time beside a browser or a demo runs when nothing else does; engines share one Ray and one Dask.
+# Ray, Dask and Chromium start slowly, and their tests mostly wait: one of each for all tests, beside the programs. What
+# shows something in real time comes last, when nothing else runs.
 system: rewritten ## programs as users run them: examples, docs, commands, a browser, Ray and Dask
-	HEADGATE_SCALE=$(HEADGATE_SCALE) $(pytest) -n $(JOBS) -m "not alone and not engines" tests/system
-	$(pytest) -m alone tests/system
-	timeout 600 $(pytest) -m engines tests/system/engines
+	+@$(at_once) programs engines browser
+	HEADGATE_SCALE=$(HEADGATE_SCALE) $(pytest) -m alone tests/system
+
+programs: rewritten
+	HEADGATE_SCALE=$(HEADGATE_SCALE) $(pytest) -n $(JOBS) -m "not alone and not engines and not browser" tests/system
+
+engines: rewritten
+	HEADGATE_SCALE=$(HEADGATE_SCALE) timeout 600 $(pytest) -m engines tests/system/engines
+
+browser: rewritten
+	HEADGATE_SCALE=$(HEADGATE_SCALE) timeout 600 $(pytest) -m browser tests/system/observe
 
 check: lint types test system ## all that CI runs
 
@@ -98,7 +110,12 @@ lint: dev-venv ## ruff, rules and format
 # Two type checkers, because users have one or the other, and a check that every public name has a type. The last command
 # ignores --pythonpath and finds the installed package through the `python` of PATH.
 types: dev-venv ## mypy --strict, pyright, and types for 100 % of the public names
+	+@$(at_once) mypy pyright
+
+mypy: dev-venv
 	$(py) -m mypy $(typed)
+
+pyright: dev-venv
 	$(py) -m basedpyright --pythonpath $(py) $(typed)
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" basedpyright --verifytypes headgate --ignoreexternal
 

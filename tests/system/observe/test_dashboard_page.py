@@ -37,7 +37,7 @@ from tests.system.observe.support import PATIENCE, eventually
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.alone,  # a browser draws what it shows, and two cores are few for it already
+    pytest.mark.browser,
     pytest.mark.skipif(bool(missing()), reason=missing() or "-"),
 ]
 
