@@ -1,7 +1,7 @@
 """Tests show behaviour: `internals.txt` counts where they look inside headgate instead, and may only become smaller.
 
 Counted are names that a test imports from a module that is neither public, nor a port, nor a pure engine that is
-tested against a model, and calls of `monkeypatch.setattr`.
+tested against a model, and what a test patches, with `monkeypatch.setattr` or `mock.patch`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ IMPORT = re.compile(
     r"^[ \t]*(?:from headgate[\w.]* import (?:\([^)]*\)|[^\n(]+)|import headgate\.[^\n]*)", re.MULTILINE
 )
 """An import of headgate, also in a program that a test holds as a text. To parse all files would take 2 s."""
-PATCH = re.compile(r"\w\.setattr\(")
+PATCH = re.compile(r"\w\.setattr\(|\bpatch(?:\.object)?\(")
 
 
 class Count(NamedTuple):
@@ -90,7 +90,7 @@ def complaints(now: Mapping[str, Count], listed: Mapping[str, Count]) -> Iterato
         if have.imports > had.imports:
             yield f"{folder}: {have.imports} imports of internals instead of {had.imports}: use a public name or a port"
         if have.patches > had.patches:
-            yield f"{folder}: {have.patches} calls of setattr instead of {had.patches}: use an option of headgate"
+            yield f"{folder}: {have.patches} patches instead of {had.patches}: use an option of headgate"
         if have != had and have.imports <= had.imports and have.patches <= had.patches:
             yield f"{folder} looks inside less often: change its line in {LIST.name} to `{line(folder, have)}`"
 
@@ -129,6 +129,6 @@ def test_planted_looks_inside_are_counted_and_reported() -> None:
     assert list(complaints(now, {"unit/tasks": Count(4, 0), "unit/gate": Count(1, 0), ".": Count(2, 1)})) == [
         f". looks inside less often: change its line in internals.txt to `{line('.', Count(2, 0))}`",
         f"unit/gate looks inside less often: change its line in internals.txt to `{line('unit/gate', Count(0, 0))}`",
-        "unit/tasks: 1 calls of setattr instead of 0: use an option of headgate",
+        "unit/tasks: 1 patches instead of 0: use an option of headgate",
     ]
     assert recorded(f"# a comment\n{line('.', Count(2, 0))}\n") == {".": Count(2, 0)}
