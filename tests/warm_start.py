@@ -5,9 +5,12 @@ tests open a pool of their own, so `make test` spent minutes on it. Here a *temp
 of pytest. It imports what the fork server of a pool imports, and makes keepers by forking twice: pytest is the
 subreaper for that moment, so the keeper becomes a child of pytest, as one that is started in the usual way.
 
-From there on all is as usual: the fork becomes the keeper by `exec`, and its fork server makes the workers. What shows
-how interpreters start is marked `cold`, or differs in what a fork would not inherit (`_alike`). At full length (`make
-soak`) every pool starts its own.
+It also imports the libraries that test modules import. A worker imports the module of each routine that it runs, and
+pytest alone takes 70 ms of CPU. It imports no test module.
+
+From there on all is as usual, except that the fork becomes the keeper without `exec`: another interpreter would be a
+third of the cost of a small pool. What shows how interpreters start is marked `cold`, or differs in what a fork would
+not inherit (`_alike`). At full length (`make soak`) every pool starts its own.
 """
 
 from __future__ import annotations
@@ -38,6 +41,9 @@ _TEMPLATE = (
 
 KEEPER = ("asyncio", "ctypes", "headgate.workers.processes.fork_server", "headgate.workers.server.serve")
 """What the fork server of a pool imports."""
+LIBRARIES = ("headgate", "headgate.testing", "pytest", "cloudpickle", "argparse", "resource", "tempfile")
+"""What test modules import. Nothing that starts a thread, as numpy does: a fork server must have none. Each megabyte
+costs each fork 0.07 ms, so nothing that few of them import."""
 
 enabled = False
 """Is the test that runs now one whose pools may start this way?"""
@@ -131,7 +137,7 @@ class Forked:
 def install() -> Template:
     """Let `keeper_client` start keepers this way, while `enabled`."""
     flags = keeper_client._interpreter()[1:]
-    template = Template(flags, KEEPER)
+    template = Template(flags, (*KEEPER, *LIBRARIES))
 
     def popen(command: list[str], **options: Any) -> Any:
         is_whole = len(command) > len(flags) + 2 and command[len(flags) + 2] == keeper_client._KEEP_WITH_FORK_SERVER

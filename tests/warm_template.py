@@ -1,7 +1,7 @@
 """The interpreter that `warm_start` starts: it forks programs, with all loaded that they need.
 
-It is imported by itself, without the package `tests`, so that forks have no module more than a program that was
-started. It has no threads, and uses nothing of gRPC before it forks.
+It is imported by itself, without the package `tests`, so that forks import test modules as other programs do. It has no
+threads, and uses nothing of gRPC before it forks.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import marshal
 import os
 import socket
 import sys
+from collections.abc import Sequence
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -23,8 +24,10 @@ _HIGH = 512
 
 def serve(requests: int, *modules: str) -> dict[str, Any]:
     """Import these, and make what pytest asks for, until pytest is gone. Returns in a process that was asked for."""
-    for module in modules:
-        import_module(module)
+    for name in modules:
+        module = import_module(name)
+        for public in getattr(module, "__all__", ()):
+            getattr(module, public)  # headgate imports what has a name when that is asked for
     pytest = socket.socket(fileno=requests)
     pytest.set_inheritable(False)
     gc.collect()
@@ -83,6 +86,8 @@ def become(request: dict[str, Any]) -> None:
     main = ModuleType("__main__")
     if program == "-c":
         source, name = arguments.pop(0), "<string>"
+        if "keeper.begin_with_fork_server" in source:
+            _load_keeper()
     else:
         with open(program, encoding="utf-8") as file:
             source, name = file.read(), program
@@ -97,3 +102,46 @@ def become(request: dict[str, Any]) -> None:
     sys.argv[:] = [program, *arguments]
     sys.modules["__main__"] = main
     exec(compile(source, name, "exec", dont_inherit=True), vars(main))
+
+
+def _load_keeper() -> None:
+    """Import the keeper as its program does, by its own name, and have it not replace the interpreter."""
+    folder = os.path.dirname(sys.modules["headgate.workers.processes.fork_server"].__file__ or "")
+    sys.path.insert(0, folder)
+    try:
+        keeper = import_module("keeper")
+    finally:
+        sys.path.remove(folder)
+    begin, execv = keeper.begin_with_fork_server, os.execv
+
+    def begin_without_exec() -> tuple[Any, ...]:
+        os.execv = run_keeper  # type: ignore[assignment]
+        try:
+            made: tuple[Any, ...] = begin()  # returns in the fork server
+            return made
+        finally:
+            os.execv = execv
+
+    def run_keeper(program: str, command: Sequence[str]) -> None:
+        os.execv = execv
+        _run_keeper(program, command)
+
+    keeper.begin_with_fork_server = begin_without_exec  # type: ignore[attr-defined]
+
+
+def _run_keeper(program: str, command: Sequence[str]) -> None:
+    """Become the keeper as `os.execv` would make it, in the same interpreter."""
+    assert (program, *command[1:3]) == (sys.executable, "-ISs", "-c"), command
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        try:
+            if not os.get_inheritable(fd):
+                os.close(fd)
+        except OSError:  # closed since it was listed
+            pass
+    sys.argv[:] = ["-c", *command[4:]]
+    code = 1
+    try:
+        exec(compile(command[3], "<string>", "exec", dont_inherit=True), {"__name__": "__main__"})
+        code = 0
+    finally:
+        os._exit(code)

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from headgate import WorkerPool
+from headgate import WorkerPool, routine
 from tests.conftest import SCALE
 from tests.support.workers import jobs
 from tests.support.workers.support import keeper_client_of, parent_of, pids, run
@@ -37,6 +37,22 @@ def started() -> tuple[type, bool]:
 
 def test_a_keeper_is_a_fork_and_a_child_of_this_process() -> None:
     assert started() == (Forked, True)
+
+
+@routine
+async def how_it_differs() -> dict[str, object]:
+    """What a worker that was started has otherwise than one that was forked."""
+    return {"exec": os.execv.__module__, "keeper": "keeper" in sys.modules, "arguments": sys.argv}
+
+
+@pytest.mark.parametrize("start", ["warm", pytest.param("cold", marks=pytest.mark.cold)])
+def test_the_template_leaves_no_trace_in_workers(start: str) -> None:
+    async def main() -> dict[str, object]:
+        async with WorkerPool(spawn=2):
+            found: dict[str, object] = await how_it_differs()
+            return found
+
+    assert run(main) == {"exec": "posix", "keeper": False, "arguments": [""]}
 
 
 @pytest.mark.cold
