@@ -184,7 +184,7 @@ def _left_after_a_while(known: set[int]) -> list[str]:
         gc.collect()
     if not _pools_besides(set()):
         # What has survived stays: reports, caches, modules imported late. Without this each collection looks at all of
-        # it again, and that took a quarter of the suite's time. A pool that is frozen could never be collected.
+        # it again, a third of the CPU time of tests/unit. A pool that is frozen could never be collected.
         gc.freeze()
     return left
 
