@@ -275,7 +275,6 @@ def package_of(module: str) -> str | None:
 
 def imports(path: str, sources: Sources) -> Iterator[Import]:
     """Every import of this module that can run."""
-    known = {module_of(other) for other in sources} | {f"headgate.{package}" for package in (*ALLOWED, *FOR_ALL)}
     for node in _nodes(sources[path]):
         match node:
             case ast.Import(names=names):
@@ -285,9 +284,16 @@ def imports(path: str, sources: Sources) -> Iterator[Import]:
                 base = _base(node, path)
                 for alias in names:
                     deeper = f"{base}.{alias.name}"
-                    yield Import(deeper if deeper in known else base, ast.unparse(node))
+                    yield Import(deeper if _is_module(deeper, sources) else base, ast.unparse(node))
             case ast.Call(args=[ast.Constant(value=str(name)), *_]):
                 yield Import(name, ast.unparse(node))
+
+
+def _is_module(name: str, sources: Sources) -> bool:
+    head, _, rest = name.partition(".")
+    path = rest.replace(".", "/")
+    is_source = f"{path}.py" in sources or f"{path}/__init__.py" in sources
+    return head == "headgate" and (is_source or rest in ALLOWED or rest in FOR_ALL)
 
 
 STATEMENTS = (ast.stmt, ast.excepthandler, ast.match_case)

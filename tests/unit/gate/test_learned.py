@@ -108,6 +108,10 @@ class Exaggerating:
         return self.real.allowed(seconds)
 
 
+SECONDS = 600.0 if SCALE >= 1 else 240.0
+"""How long a simulation runs: some periods after the first, in which a limit is learned."""
+
+
 class Figures(NamedTuple):
     """What a simulation saw after its first period, while calls were always waiting."""
 
@@ -125,7 +129,7 @@ def simulate(
     *,
     latency: float = 0.2,
     transit: float = 0.01,
-    seconds: float = 600.0,
+    seconds: float = SECONDS,
     warm: float = 60.0,
     amounts: tuple[float, ...] = (1.0,),
     stranger_every: float | None = None,
@@ -258,7 +262,7 @@ def test_l09_a_rate_that_was_measured_grows_again() -> None:
         def call(self, now: float, amount: float) -> Answer:
             return super().call(now, amount) if now < 60.0 else self.told.call(now, amount)
 
-    seen = simulate(Recovering(600, 60.0, 2.0), warm=180.0)
+    seen = simulate(Recovering(600, 60.0, 2.0), seconds=max(SECONDS, 300.0), warm=180.0)
     assert seen.used >= 1.9  # of what it allowed at first
     assert seen.refused <= 0.01
 

@@ -14,6 +14,7 @@ import headgate
 from headgate import Resource, ResourcePool, TaskPool
 from headgate.core.clock import clock
 from headgate.testing import virtual
+from tests.conftest import SCALE
 from tests.unit.resources.test_learned_quotas import Response
 
 LIMIT, PER = 60, 6.0
@@ -182,9 +183,10 @@ class SilentKey(Key):
 @pytest.mark.parametrize("latency", [0.05, 1.0])
 async def test_l09_refusals_alone_tell_what_a_silent_provider_allows(kind: type[Bucket], latency: float) -> None:
     """Found by refusals, so there are some at first; then about one in a hundred looks for more."""
-    begin, end = 3 * PER, 10 * PER
+    periods = 10 if SCALE >= 1 else 6
+    begin, end = 3 * PER, periods * PER
     keys = {name: SilentKey(kind(LIMIT)) for name in NAMES}
-    await keep_busy(keys, latency=latency, at_a_time=40 if latency < 1 else 120, periods=10)
+    await keep_busy(keys, latency=latency, at_a_time=40 if latency < 1 else 120, periods=periods)
     accepted = sum(begin <= at < end for key in keys.values() for at in key.accepted)
     refused = sum(begin <= at < end for key in keys.values() for at in key.refused)
     assert accepted >= 0.97 * len(keys) * (end - begin) * LIMIT / PER
