@@ -17,6 +17,7 @@ import pytest
 
 from headgate import Resource, ResourcePool
 from headgate.integrations.keys_proxy import KeysProxy, Limits, ProxyRules, Tokens
+from tests.ports import number_of, reserved_port
 from tests.sdks import anthropic, openai
 from tests.support.integrations.proxies import (
     CLIENTS,
@@ -723,9 +724,8 @@ def test_c24_a_key_in_an_error_with_two_content_encodings_does_not_pass() -> Non
 
 
 def test_c24_an_upstream_that_cannot_be_reached_is_a_502() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    with proxying(f"http://127.0.0.1:{port}", ResourcePool({"key-1": KEY}, max_attempts=1)) as proxy:
+    pool = ResourcePool({"key-1": KEY}, max_attempts=1)
+    with reserved_port() as unheard, proxying(f"http://127.0.0.1:{number_of(unheard)}", pool) as proxy:
         reply = proxy.ask()
         assert (reply.status, reply.code) == (502, "upstream_unreachable")
 
