@@ -70,8 +70,8 @@ class PostgresServer:
         self._data = self.folder / "data"
         self._user = _user()
         self._programs = _programs(self.folder)
-        self._reserved = reserved_port()
-        self.port = number_of(self._reserved)
+        self.reserved = reserved_port()
+        self.port = number_of(self.reserved)
         self._data.mkdir()
         if self._user is not None:
             shutil.chown(self.folder, self._user)
@@ -115,7 +115,7 @@ class PostgresServer:
             if (self._data / "postmaster.pid").exists():
                 self.stop()
         finally:
-            self._reserved.close()
+            self.reserved.close()
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def ask(self, query: str, *arguments: object, database: str = "postgres") -> Any:
@@ -165,6 +165,7 @@ def postgres_server() -> Iterator[PostgresServer]:
     server = PostgresServer()
     try:
         server.start()
+        server.reserved.close()  # it is never stopped; and this socket would be left behind by the first test
         yield server
     finally:
         server.close()

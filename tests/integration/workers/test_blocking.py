@@ -295,7 +295,7 @@ ENDS = [
 def test_w30_a_base_exception_ends_that_routine_only(shared: Shared, end: Any) -> None:
     async def main() -> None:
         before = states(shared.pool)
-        beside = [asyncio.create_task(jobs.slow(0.3, n)) for n in range(4)]
+        beside = [asyncio.create_task(jobs.slow(1.0, n)) for n in range(4)]
         await until(lambda: in_flight(shared.pool) == 4)
         with nobody_is_lost():
             for _ in range(2):
