@@ -11,7 +11,6 @@ import asyncio
 import os
 import pwd
 import shutil
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from typing import Any
 import pytest
 
 from headgate.core.clock import clock
+from tests.ports import number_of, reserved_port
 
 PASSWORD = "pl4nted:pa/ss@word"
 """The password of the roles that tests make. It must appear nowhere."""
@@ -61,14 +61,6 @@ def _user() -> str | None:
     return "postgres" if "postgres" in names else "nobody"
 
 
-def free_port() -> int:
-    """Return a port that nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 class PostgresServer:
     """A server in a folder of its own."""
 
@@ -78,7 +70,8 @@ class PostgresServer:
         self._data = self.folder / "data"
         self._user = _user()
         self._programs = _programs(self.folder)
-        self.port = free_port()
+        self.reserved = reserved_port()
+        self.port = number_of(self.reserved)
         self._data.mkdir()
         if self._user is not None:
             shutil.chown(self.folder, self._user)
@@ -122,6 +115,7 @@ class PostgresServer:
             if (self._data / "postmaster.pid").exists():
                 self.stop()
         finally:
+            self.reserved.close()
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def ask(self, query: str, *arguments: object, database: str = "postgres") -> Any:
@@ -171,6 +165,7 @@ def postgres_server() -> Iterator[PostgresServer]:
     server = PostgresServer()
     try:
         server.start()
+        server.reserved.close()  # it is never stopped; and this socket would be left behind by the first test
         yield server
     finally:
         server.close()

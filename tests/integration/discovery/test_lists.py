@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import pickle
 import socket
@@ -90,6 +91,21 @@ def test_w63_nothing_can_be_announced_to_a_list() -> None:
 # -- a name server ----------------------------------------------------------------------------------------------------
 
 
+def two_sockets() -> tuple[socket.socket, socket.socket]:
+    """A socket for UDP and one that listens, with the same port: one that is free for both."""
+    while True:
+        tcp, udp = socket.create_server(("127.0.0.1", 0)), socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        try:
+            udp.bind(tcp.getsockname())
+        except OSError as error:
+            udp.close()
+            tcp.close()
+            if error.errno != errno.EADDRINUSE:
+                raise
+        else:
+            return udp, tcp
+
+
 class NameServer:
     """A name server on loopback that knows one name, over UDP and TCP."""
 
@@ -99,10 +115,8 @@ class NameServer:
         self.silent = False
         self.limit = 512  # bytes over UDP
         self.asked = threading.Semaphore(0)
-        self._udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        self._udp.bind(("127.0.0.1", 0))
-        self.port = self._udp.getsockname()[1]
-        self._tcp = socket.create_server(("127.0.0.1", self.port))
+        self._udp, self._tcp = two_sockets()
+        self.port = self._tcp.getsockname()[1]
         self._threads = [threading.Thread(target=work) for work in (self._serve_udp, self._serve_tcp)]
         for thread in self._threads:
             thread.start()

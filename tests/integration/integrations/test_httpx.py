@@ -122,7 +122,7 @@ def test_c20_before_the_first_byte_every_failure_is_tried_elsewhere(
 ) -> None:
     pool = pool_of("bad", "good")
     upstream.answers = {"bad": [refused], "good": [FINE]}
-    assert send(upstream, pool, timeout=0.5).content == b"fine"
+    assert send(upstream, pool, timeout=2.0).content == b"fine"
     assert (upstream.keys, statuses(pool)["bad"]) == (["bad", "good"], status)
 
 
@@ -268,7 +268,7 @@ def test_c20_after_the_first_byte_nothing_is_tried_again(library: Any, how: Any,
 
     async def main() -> None:
         transport = RotatingTransport(pool)
-        async with library.AsyncClient(transport=transport, timeout=0.5) as client:
+        async with library.AsyncClient(transport=transport, timeout=2.0) as client:
             async with client.stream("POST", upstream.url) as response:
                 async for chunk in response.aiter_raw():
                     got.append(chunk)
@@ -326,9 +326,12 @@ def test_c20_a_request_that_is_cancelled_before_its_answer_ends_its_use(upstream
 
     async def main() -> None:
         async with httpx.AsyncClient(transport=RotatingTransport(pool)) as client:
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.1):
-                    await client.post(upstream.url)
+            request = asyncio.create_task(client.post(upstream.url))
+            while not upstream.keys:  # noqa: ASYNC110 - a thread of the upstream adds them
+                await asyncio.sleep(0.005)
+            request.cancel()
+            await asyncio.wait([request])
+            assert request.cancelled()
 
     asyncio.run(main())
     assert (in_flight(pool), upstream.keys) == (0, ["a"])

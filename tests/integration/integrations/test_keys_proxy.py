@@ -17,6 +17,7 @@ import pytest
 
 from headgate import Resource, ResourcePool
 from headgate.integrations.keys_proxy import KeysProxy, Limits, ProxyRules, Tokens
+from tests.ports import number_of, reserved_port
 from tests.sdks import anthropic, openai
 from tests.support.integrations.proxies import (
     CLIENTS,
@@ -514,7 +515,7 @@ def test_c24_an_upstream_that_does_not_answer_in_time_is_a_504(how: Any, upstrea
 
 def test_c24_a_stream_that_stalls_is_cut_off_when_its_time_is_over(upstream: Upstream) -> None:
     upstream.answers = {KEY: [streamed(openai_events(), stall_at=1)]}
-    with proxying(upstream, limits=Limits(timeout=0.2)) as proxy, proxy.connect() as made:
+    with proxying(upstream, limits=Limits(timeout=1.0)) as proxy, proxy.connect() as made:
         made.sendall(written())
         reply = read_reply(made)
         assert reply.status == 200
@@ -524,7 +525,7 @@ def test_c24_a_stream_that_stalls_is_cut_off_when_its_time_is_over(upstream: Ups
 
 def test_c24_a_client_that_does_not_read_is_cut_off_when_its_time_is_over(upstream: Upstream) -> None:
     upstream.answers = {KEY: [streamed([b"x" * 1_000_000] * 100)]}
-    with proxying(upstream, limits=Limits(timeout=0.3)) as proxy, proxy.connect() as made:
+    with proxying(upstream, limits=Limits(timeout=1.0)) as proxy, proxy.connect() as made:
         made.sendall(written())
         until(lambda: proxy.in_flight() == 1)
         until(lambda: proxy.in_flight() == 0)
@@ -550,7 +551,7 @@ def endless(gone: threading.Event) -> Callable[[bytes, socket.socket], object]:
 
 def test_c24_a_client_that_does_not_read_is_cut_off_and_leaves_its_slot_to_others() -> None:
     gone = threading.Event()
-    limits = Limits(max_concurrent=1, client_timeout=0.2, timeout=600)
+    limits = Limits(max_concurrent=1, client_timeout=1.0, timeout=600)
     with answering(endless(gone)) as url, proxying(url, limits=limits) as proxy, proxy.connect() as made:
         made.sendall(written("/v1/responses/flood", b"", "GET"))
         until(lambda: proxy.in_flight() == 1)
@@ -723,9 +724,8 @@ def test_c24_a_key_in_an_error_with_two_content_encodings_does_not_pass() -> Non
 
 
 def test_c24_an_upstream_that_cannot_be_reached_is_a_502() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    with proxying(f"http://127.0.0.1:{port}", ResourcePool({"key-1": KEY}, max_attempts=1)) as proxy:
+    pool = ResourcePool({"key-1": KEY}, max_attempts=1)
+    with reserved_port() as unheard, proxying(f"http://127.0.0.1:{number_of(unheard)}", pool) as proxy:
         reply = proxy.ask()
         assert (reply.status, reply.code) == (502, "upstream_unreachable")
 

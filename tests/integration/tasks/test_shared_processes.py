@@ -294,15 +294,12 @@ def test_g13_when_the_process_that_runs_a_key_is_killed_one_other_runs_it(world:
 
 def test_g23_a_blocked_event_loop_delays_nobody_else(world: World) -> None:
     one, two = world.some(2, max_concurrent=3, heartbeat=0.1)
-    number = one.send("submit", name="blocked", seconds=3.0, body="blocked")
+    number = one.send("submit", name="blocked", seconds=6.0, body="blocked")
     world.wait_started("blocked")
-    before = time.monotonic()
     for task in range(50):
         two("submit", name=f"two-{task}", seconds=0.01)
     two("drain")
-    assert time.monotonic() - before < 2.5, "it waited for nothing"
-    (held,) = [one for one in world.intervals() if one.name == "blocked"]
-    assert held.end > time.monotonic() or held.end - held.start >= 3.0
+    assert "blocked" in world.running(), "it waited for nothing"
     mine = [interval for interval in world.intervals() if interval.pid == two.pid]
     assert most_at_once(mine) == 2
     one.answer(number)

@@ -285,6 +285,15 @@ async def may_open_again() -> None:
 
 
 @routine
+async def dumps_after(seconds: float) -> None:
+    """From now on faulthandler writes the stacks of this worker after so many seconds without a turn."""
+    from headgate.workers.server import stack_dumps
+
+    stack_dumps.AFTER = seconds
+    stack_dumps.dump_later()  # the next call may come before the next check
+
+
+@routine
 async def no_watchdogs(count: int) -> None:
     """From now on so many threads of faulthandler cannot be started."""
     import faulthandler

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +12,15 @@ from typing import Any
 
 import pytest
 
-from headgate import RemoteError, RoutineExited, WorkerPool
+from headgate import (
+    ChannelOptions,
+    LocalWorker,
+    RemoteError,
+    RoutineExited,
+    WorkerCredentials,
+    WorkerOptions,
+    WorkerPool,
+)
 from headgate.testing import Captured, capture_events
 from tests.integration.workers import attack_jobs
 from tests.support.workers import jobs
@@ -128,6 +137,7 @@ def test_w34_a_held_gil_is_named_and_not_dead_and_calls_go_to_the_other(log: str
         async with WorkerPool(spawn=2) as pool:
             for _ in range(4):
                 await jobs.pid()
+            await pool.broadcast(attack_jobs.dumps_after, 3.0)
             with nobody_is_lost() as events:
                 holder = asyncio.create_task(jobs.holds_the_gil_until_told(log))
                 victim = await begun_on(log)
@@ -135,20 +145,49 @@ def test_w34_a_held_gil_is_named_and_not_dead_and_calls_go_to_the_other(log: str
                 await until(lambda: states(pool)[victim] == "blocked", 20)
                 other = set(pids(pool))
                 assert len(other) == 1
-                while not holder.done():
-                    if time.monotonic() > held_from + seconds:
-                        jobs.tell_who_holds_the_gil(log)
+                while time.monotonic() < held_from + seconds or "read_with_the_gil" not in spoken.text:
                     found = {await jobs.pid() for _ in range(20)}
                     assert found == other or states(pool)[victim] != "blocked"
                     assert alive(victim)
                     await asyncio.sleep(0.1)
+                assert "Timeout (0:00:03)!" in spoken.text, "by faulthandler, with the stacks"
+                assert not holder.done()
+                jobs.tell_who_holds_the_gil(log)
+                # The worker itself says it too, when it has a turn again.
+                await until(lambda: "in read_with_the_gil" in spoken.text.partition(" had no turn for ")[2])
+                jobs.tell_who_holds_the_gil(log)
                 assert await holder == victim
                 await until(lambda: states(pool)[victim] == "ready")
                 assert victim in {await jobs.pid() for _ in range(4)}
             assert "worker_blocked" in events.names
             assert "worker_unblocked" in events.names
-            assert "holds_the_gil" in spoken.text
-            assert "read_with_the_gil" in spoken.text, "with its stack"
+
+    run(main, patience=60)
+
+
+def a_patient_worker(*tags: str, credentials: WorkerCredentials | None) -> LocalWorker:
+    """Pings go unanswered while a process is stopped."""
+    channel = ChannelOptions(keepalive_timeout_ms=60_000)
+    return LocalWorker(*tags, credentials=credentials, options=WorkerOptions(channel=channel))
+
+
+def test_w34_a_worker_that_was_stopped_while_it_computes_logs_its_stacks_itself(log: str, spoken: Log) -> None:
+    """Its Python code runs on at once. faulthandler would read frames that change meanwhile, which ends the process."""
+
+    async def main() -> None:
+        async with WorkerPool(spawn=1, worker=a_patient_worker):
+            await jobs.pid()
+            with nobody_is_lost():
+                computing = asyncio.create_task(jobs.computes_until_told(log))
+                victim = await begun_on(log)
+                os.kill(victim, signal.SIGSTOP)
+                await asyncio.sleep(2.5)  # that long it has no turn
+                os.kill(victim, signal.SIGCONT)
+                await until(lambda: " had no turn for " in spoken.text)
+                await until(lambda: "in computes_until_told" in spoken.text)
+                jobs.note(f"{log}.told", "enough")
+                assert await computing == victim
+            assert "Timeout (" not in spoken.text
 
     run(main, patience=60)
 
@@ -256,7 +295,7 @@ ENDS = [
 def test_w30_a_base_exception_ends_that_routine_only(shared: Shared, end: Any) -> None:
     async def main() -> None:
         before = states(shared.pool)
-        beside = [asyncio.create_task(jobs.slow(0.3, n)) for n in range(4)]
+        beside = [asyncio.create_task(jobs.slow(1.0, n)) for n in range(4)]
         await until(lambda: in_flight(shared.pool) == 4)
         with nobody_is_lost():
             for _ in range(2):

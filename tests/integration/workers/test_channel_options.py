@@ -689,15 +689,29 @@ def test_w53_the_next_session_is_used_at_once_and_keeps_the_place_of_the_old_one
 
 def test_w53_a_worker_that_cannot_open_a_session_now_is_not_given_up(log: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A routine holds the interpreter's lock, so nobody there answers a new session."""
-    monkeypatch.setattr(connections, "OPENING", 0.3)
 
     async def main() -> None:
         async with pool_with(WorkerOptions(max_connection_age_ms=1000)) as pool:
             assert await jobs.add(1, 2) == 3
             old = connection_of(pool)
-            assert await jobs.holds_the_gil(log, 2.0)
+            with monkeypatch.context() as hasty:  # on a busy machine the others need more
+                hasty.setattr(connections, "OPENING", 0.3)
+                assert await jobs.holds_the_gil(log, 2.0)
             assert await jobs.add(1, 2) == 3
             await until(lambda: connection_of(pool) is not old, 20.0)
+            assert await jobs.add(1, 2) == 3
+
+    with nobody_lost():
+        run(main)
+
+
+def test_w34_w53_a_worker_whose_sessions_are_replaced_all_the_time_does_not_stay_blocked() -> None:
+    """Each of them knows from the one before that the worker was blocked, and since when nobody has heard of it."""
+
+    async def main() -> None:
+        async with pool_with(WorkerOptions(max_connection_age_ms=1000)) as pool:
+            assert await jobs.add(1, 2) == 3
+            connection_of(pool).block()
             assert await jobs.add(1, 2) == 3
 
     with nobody_lost():
@@ -733,11 +747,11 @@ def test_w53_a_session_without_calls_stays_open_for_a_minute() -> None:
 def test_w53_a_session_without_calls_closes_itself_and_the_next_call_opens_another(
     host: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lifetime, "IDLE", 0.3)
+    monkeypatch.setattr(lifetime, "IDLE", 0.8)
 
     async def main() -> None:
         async with pool_with(spawn=2, host=host, lazy=False) as pool:
-            assert await jobs.slow(1.0) == "done", "with calls it stays, however long they take"
+            assert await jobs.slow(1.6) == "done", "with calls it stays, however long they take"
             await until(lambda: sessions_of(pool) == 0)
             assert list(states(pool).values()) == ["ready", "ready"]
             assert len(dispatcher_of(pool).roster) == 2
@@ -747,6 +761,7 @@ def test_w53_a_session_without_calls_closes_itself_and_the_next_call_opens_anoth
             assert sessions_of(pool) == 2
             stream = option_jobs.ticks("a", 2)
             assert await anext(stream) == "a0"
+            await until(lambda: sessions_of(pool) <= 1)
             await asyncio.sleep(1.0)
             assert sessions_of(pool) == 1, "the one with a generator stays"
             assert await anext(stream) == "a1"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import os
 import subprocess
 import sys
@@ -63,7 +64,7 @@ class Server:
         """End without a word to clients."""
         self.ready = False
         await self._server.stop(0)
-        self._service.tasks.stop()
+        self._service.end()
         self._loop.close()
 
 
@@ -190,6 +191,23 @@ def test_a_pool_runs_calls_on_workers_of_another_placement(tmp_path: Path) -> No
 
     with no_leaks(grace=3):
         run(main)
+
+
+def test_w34_after_the_end_of_a_worker_no_stacks_are_dumped_in_its_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here the process is that of the tests, which goes on. So does a program that awaits `WorkerProcess.serve`."""
+    done: list[str] = []
+    monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda *args, **kwargs: done.append("armed"))
+    monkeypatch.setattr(faulthandler, "cancel_dump_traceback_later", lambda: done.append("cancelled"))
+
+    async def main() -> None:
+        async with placed(InProcess(tmp_path, workers=1)):
+            await jobs.add(1, 2)
+
+    run(main)
+    assert "armed" in done
+    assert done[-1] == "cancelled"
 
 
 def test_resize_scales_the_placement(tmp_path: Path) -> None:

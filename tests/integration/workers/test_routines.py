@@ -706,10 +706,19 @@ def test_w08_a_timeout_of_the_routines_own_is_its_own(shared: Shared) -> None:
 
 
 def test_w08_the_callers_own_timeout_is_the_callers(shared: Shared, log: str) -> None:
+    async def ends_when_begun(limit: asyncio.Timeout) -> None:
+        await until(lambda: lines(log))
+        limit.reschedule(asyncio.get_running_loop().time())
+
+    async def within_its_time() -> None:
+        async with asyncio.timeout(None) as limit:
+            ending = asyncio.create_task(ends_when_begun(limit))
+            await jobs.endless(log)
+        await ending
+
     async def main() -> None:
         with pytest.raises(TimeoutError) as caught:
-            async with asyncio.timeout(0.2):
-                await jobs.endless(log)
+            await within_its_time()
         assert not isinstance(caught.value, RoutineTimeout)
         assert lines(log) == ["begun", "ended"]
 
@@ -724,8 +733,8 @@ def test_w08_a_bad_dispatch_timeout_is_refused(bad: Any) -> None:
 
 def test_w08_a_dispatch_timeout_does_not_bound_the_routine(shared: Shared) -> None:
     async def main() -> None:
-        with headgate.RuntimeContext(dispatch_timeout=0.2):
-            assert await jobs.slow(0.6, "late") == "late"
+        with headgate.RuntimeContext(dispatch_timeout=1.0):
+            assert await jobs.slow(1.5, "late") == "late"
 
     shared(main)
 

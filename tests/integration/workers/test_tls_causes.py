@@ -28,6 +28,7 @@ from headgate.workers.protocol.tls_causes import Refusal, why_refused
 from headgate.workers.protocol.transport import dial, grpc
 from headgate.workers.protocol.wire import CONVERSE, STOP
 from headgate.workers.protocol.wire import wire_pb2 as wire
+from tests.ports import number_of, reserved_port
 from tests.support.cli.support import worker
 from tests.support.workers.certificates import DAY, Authority, Pair
 from tests.support.workers.support import run, until, wait_until
@@ -200,13 +201,12 @@ def kind_of(address: str, credentials: WorkerCredentials | None, timeout: float 
 
 @pytest.mark.parametrize("client", [GOOD, None], ids=["TLS", "plain"])
 def test_w71_nobody_listens(client: WorkerCredentials | None, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    for address in (f"127.0.0.1:{port}", f"unix:{tmp_path}/s"):
-        why = kind_of(address, client)
-        assert why.kind == "no listener"
-        assert f"nothing listens at {address}" in why.text
-        assert not why.permanent
+    with reserved_port() as unheard:
+        for address in (f"127.0.0.1:{number_of(unheard)}", f"unix:{tmp_path}/s"):
+            why = kind_of(address, client)
+            assert why.kind == "no listener"
+            assert f"nothing listens at {address}" in why.text
+            assert not why.permanent
     why = kind_of("no-such-host.invalid:80", client)
     assert why.kind in ("no listener", "no answer")
 

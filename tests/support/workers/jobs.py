@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import contextvars
 import ctypes
+import json
 import os
 import signal
 import subprocess
@@ -655,7 +656,7 @@ async def holds_the_gil(path: str, seconds: float) -> int:
 
 @routine
 async def holds_the_gil_until_told(path: str) -> int:
-    """Until `tell_who_holds_the_gil`."""
+    """Until `tell_who_holds_the_gil`; then it holds the loop until it is told again."""
     os.mkfifo(f"{path}.told")
     told = os.open(f"{path}.told", os.O_RDWR)  # so that it opens without a writer
     note(path, f"begun {os.getpid()}")
@@ -666,12 +667,23 @@ async def holds_the_gil_until_told(path: str) -> int:
 
 def read_with_the_gil(file: int) -> None:
     ctypes.PyDLL(None).read(file, ctypes.create_string_buffer(1), 1)
+    os.read(file, 1)  # without the lock, in the same frame
 
 
 def tell_who_holds_the_gil(path: str) -> None:
     told = os.open(f"{path}.told", os.O_RDWR | os.O_NONBLOCK)
     os.write(told, b"x")
     os.close(told)
+
+
+@routine
+def computes_until_told(path: str) -> int:
+    """Runs Python code, and calls many functions, until there is a file `path`.told."""
+    note(path, f"begun {os.getpid()}")
+    while not os.path.exists(f"{path}.told"):
+        for _ in range(100):
+            json.dumps({"a": [1, {"b": 2}]}, indent=1)  # with an indent: by the encoder that is written in Python
+    return os.getpid()
 
 
 @routine(thread=True)

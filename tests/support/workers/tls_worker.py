@@ -31,7 +31,7 @@ async def main(settings: dict[str, Any]) -> None:
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     await reader.read()
     await server.stop(0.02)
-    service.tasks.stop()
+    service.end()
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ import pytest
 from headgate.cli.client_tokens import read_tokens
 from headgate.cli.output import WrongCall
 from headgate.integrations.keys_proxy import Client
+from tests.ports import number_of, reserved_port
 from tests.sdks import openai
 from tests.support.cli.support import PATIENCE, command, environment, run, run_here, started, until
 from tests.support.integrations.upstream import Answer, Seen, Upstream, openai_events, refusal, serving, streamed, usual
@@ -218,14 +219,17 @@ def test_c24_a_planted_key_is_in_nothing_that_anybody_got(upstream: Upstream, tm
 
 
 def test_c24_a_line_that_nobody_reads_does_not_stop_the_proxy(upstream: Upstream, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    reserved = reserved_port()
+    port = number_of(reserved)
     reader, writer = os.pipe()
     os.close(reader)
     arguments = ["serve-keys", "--upstream", upstream.url, "--keys", "env:THE_KEY", "--port", str(port)]
-    with subprocess.Popen(
-        command(*arguments), stdout=writer, stderr=subprocess.PIPE, env=environment({"THE_KEY": KEY}), cwd=tmp_path
-    ) as process:
+    with (
+        reserved,
+        subprocess.Popen(
+            command(*arguments), stdout=writer, stderr=subprocess.PIPE, env=environment({"THE_KEY": KEY}), cwd=tmp_path
+        ) as process,
+    ):
         os.close(writer)
         try:
             until(lambda: healthy(port) or process.poll() is not None)

@@ -22,6 +22,7 @@ from headgate.core.clock import clock
 from headgate.workers.protocol.transport import bind, grpc, make_server
 from headgate.workers.protocol.wire import STATUS
 from headgate.workers.protocol.wire.wire_pb2 import StatusReply
+from tests.ports import number_of, reserved_port
 from tests.support.cli.support import (
     PATIENCE,
     Worker,
@@ -220,13 +221,15 @@ def status(**changes: Any) -> bytes:
     return bytes(StatusReply(**{**told, **changes}).SerializeToString())
 
 
-def closed_port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return f"127.0.0.1:{server.getsockname()[1]}"
+@pytest.fixture
+def nobody() -> Iterator[str]:
+    """An address at which nobody listens."""
+    with reserved_port() as unheard:
+        yield f"127.0.0.1:{number_of(unheard)}"
 
 
 def test_c01_workers_that_are_old_unreachable_or_of_another_version_are_told(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    place: Place, nobody: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(place.folder))
 
@@ -239,7 +242,7 @@ def test_c01_workers_that_are_old_unreachable_or_of_another_version_are_told(
                     base,
                     replace(base, uid="far", address=far),
                     replace(base, uid="odd", address=odd),
-                    replace(base, uid="gone", address=closed_port()),
+                    replace(base, uid="gone", address=nobody),
                     replace(base, uid="version", version="9.1.2"),
                     replace(base, uid="unreadable", version="latest"),
                 ):
@@ -260,9 +263,9 @@ def test_c01_workers_that_are_old_unreachable_or_of_another_version_are_told(
     assert {uid for uid, one in listed.items() if one["admitted"]} == {"old"}
 
 
-def test_c01_w63_workers_at_addresses_and_of_a_host_name_are_listed(place: Place) -> None:
+def test_c01_w63_workers_at_addresses_and_of_a_host_name_are_listed(place: Place, nobody: str) -> None:
     with place.worker("--none", "--bind", "127.0.0.1:0", "--tag", "gpu", "--metrics-port", "0") as there:
-        address, nobody = there.ready["address"], closed_port()
+        address = there.ready["address"]
         one, other = place.list(address, nobody)
         assert (one["uid"], one["pid"], one["tags"]) == (there.ready["uid"], there.ready["pid"], ["gpu"])
         assert (one["admitted"], one["load"], one["metrics_port"]) == (True, 0, there.ready["metrics_port"])
@@ -327,8 +330,8 @@ def test_c01_doctor_finds_a_healthy_machine_and_its_workers(place: Place) -> Non
         assert printed.stdout.startswith("ok ")
 
 
-def test_c01_doctor_names_who_does_not_listen(place: Place, tmp_path: Path) -> None:
-    code, found = place.doctor(closed_port())
+def test_c01_doctor_names_who_does_not_listen(place: Place, nobody: str, tmp_path: Path) -> None:
+    code, found = place.doctor(nobody)
     assert code == 1
     assert found["worker"]["text"].startswith("nothing listens at")
     assert found["worker"]["remedy"]

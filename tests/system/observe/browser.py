@@ -6,7 +6,6 @@ import base64
 import json
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -14,6 +13,8 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from typing import Any, TypeVar
+
+from tests.ports import number_of, reserved_port
 
 T = TypeVar("T")
 PATIENCE = 20.0
@@ -44,8 +45,8 @@ class Browser:
     def __init__(self, *flags: str) -> None:
         assert DRIVER and CHROMIUM  # noqa: PT018
         self._profile = tempfile.TemporaryDirectory(prefix="headgate-chromium-")
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        self._reserved = reserved_port()
+        port = number_of(self._reserved)
         self._base = f"http://127.0.0.1:{port}"
         env = {**os.environ, "HOME": self._profile.name}
         self._driver = subprocess.Popen(
@@ -73,6 +74,7 @@ class Browser:
     def _end(self) -> None:
         self._driver.terminate()
         self._driver.wait(PATIENCE)
+        self._reserved.close()
         for _ in range(50):
             try:
                 self._profile.cleanup()

@@ -81,7 +81,8 @@ class Place:
 def boot_id() -> str | None:
     """Return what names this run of the machine; None if that cannot be known."""
     try:
-        found = BOOT.read_text("ascii").strip() if sys.platform != "darwin" else _darwin_boot_id()
+        # Decoded from bytes: to open a text file imports a codec, which a fork in another thread leaves half imported.
+        found = BOOT.read_bytes().decode("ascii").strip() if sys.platform != "darwin" else _darwin_boot_id()
     except (OSError, ValueError, AttributeError):
         return None
     return found if re.fullmatch(r"[0-9a-fA-F-]{8,64}", found) else None

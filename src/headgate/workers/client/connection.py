@@ -579,9 +579,10 @@ class Connection:
         since = self._heard if call.handed is None else max(call.handed, self._heard)
         return call.due if call.due is not None else since + call.timeout
 
-    def block(self) -> None:
-        """Note that the worker refused a call because its loop is held."""
-        self._heard = clock.now()
+    def block(self, known_by: Connection | None = None) -> None:
+        """Note that the worker refused a call because its loop is held, or that another session with it is blocked."""
+        # Not newer than it is: otherwise a worker whose sessions are replaced all the time would stay blocked.
+        self._heard = clock.now() if known_by is None else known_by._heard
         self._set_blocked(True, "")
         if self._look is None:
             self._watch()

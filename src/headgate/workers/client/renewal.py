@@ -80,7 +80,7 @@ class Renewals:
         self._roster.replace(old.metadata.uid, following)
         self._introduce(following)
         if old.blocked:
-            following.block()
+            following.block(old)
         old.give_no_room()
         self._openings.forget(old)
         self._end(old)

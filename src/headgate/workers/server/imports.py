@@ -21,7 +21,6 @@ from types import TracebackType
 from typing import NamedTuple, NoReturn
 
 from headgate.core.clock import clock
-from headgate.workers.server import stack_dumps
 
 SLOW = 1.0
 """Seconds after which the import of a module is worth a line in the log."""
@@ -47,6 +46,8 @@ class Imports:
         self._loop = loop
         self._waiting: dict[str, deque[asyncio.Future[FailedImport | None]]] = {}  # by the module they wait for
         self._queue: deque[str] = deque()
+        self.ended: float = 0.0
+        """When the last import ended."""
 
     @property
     def active(self) -> bool:
@@ -67,7 +68,6 @@ class Imports:
 
     def _start_next(self) -> None:
         module = self._queue.popleft()
-        stack_dumps.dump_later(importing=True)
         # A daemon: a worker that stops does not wait for an import.
         thread = threading.Thread(target=self._import, args=(module,), name="headgate import", daemon=True)
         try:
@@ -94,8 +94,7 @@ class Imports:
     def _end(self, module: str, failed: FailedImport | None) -> None:
         if self._queue:
             self._start_next()
-        else:
-            stack_dumps.dump_later(importing=False)  # before `active` is False: as long as it is, the watchdog checks
+        self.ended = clock.now()  # before `active` is False: another thread reads both
         self._resume(self._waiting.pop(module), failed)
 
     def _resume(self, waiting: deque[asyncio.Future[FailedImport | None]], failed: FailedImport | None) -> None:

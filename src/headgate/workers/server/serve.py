@@ -82,7 +82,7 @@ async def serve(config: dict[str, Any], status: StatusLike) -> None:
         if started.setup is not None:
             await started.setup.end()
     await started.server.stop(0.02)  # what there was to say has been said
-    started.service.tasks.stop()
+    started.service.end()
 
 
 async def _work(config: dict[str, Any], started: Started, status: StatusLike) -> None:

@@ -434,6 +434,11 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
         await self._farewell()
         self.stopped.set()
 
+    def end(self) -> None:
+        """End the task loop and its thread, when the server has ended."""
+        self._watch.end()
+        self.tasks.stop()
+
     async def _farewell(self) -> None:
         """Wait until every client has heard that the worker stops, and was answered what it had sent before.
 

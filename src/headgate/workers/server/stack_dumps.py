@@ -1,29 +1,49 @@
-"""Has faulthandler write the stacks of all threads if the server's thread has no turn, because nothing else can."""
+"""The stacks of a worker whose server thread had no turn for seconds, because a routine holds the interpreter's lock.
+
+The server thread logs them itself when it has a turn again (`stacks`). If that takes too long, faulthandler writes them
+from a thread that needs no lock (`dump_later`). It must be the last resort: faulthandler reads frames that may change
+while it does, and one dump of a few dozen crashes a process whose Python code runs. A process that was stopped, or that
+a busy machine starved, looks the same to it as one whose lock is held by C code.
+"""
 
 from __future__ import annotations
 
 import faulthandler
+import threading
+import traceback
 
-AFTER, AFTER_IMPORTING = 1.75, 30.0
-"""Seconds without a turn of the server's thread. Loading a C extension holds the interpreter's lock for many seconds,
-and nobody can do anything about that."""
+from headgate.core.threads import current_frames
+
+AFTER = 10.0
+"""Seconds without a turn of the server's thread until faulthandler writes the stacks. A worker that was stopped for so
+long is lost anyway: it has not answered the pings of its clients."""
 
 _CAN_DUMP = hasattr(faulthandler, "dump_traceback_later")
 
 
-def dump_later(*, importing: bool) -> None:
-    """Write the stacks after `AFTER` seconds from now, or `AFTER_IMPORTING`, unless this is called again before.
+def dump_later() -> None:
+    """Have faulthandler write the stacks `AFTER` seconds from now, unless this or `cancel` is called before.
 
     faulthandler needs a thread for that. If none can be started now, the next call tries again.
     """
     if _CAN_DUMP:
         try:
-            faulthandler.dump_traceback_later(AFTER_IMPORTING if importing else AFTER, file=2)
+            faulthandler.dump_traceback_later(AFTER, file=2)
         except (RuntimeError, MemoryError):
             pass
 
 
 def cancel() -> None:
-    """Write no stacks."""
+    """Have faulthandler write nothing."""
     if _CAN_DUMP:
         faulthandler.cancel_dump_traceback_later()
+
+
+def stacks() -> str:
+    """Return the stacks of all threads except this one as text."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    return "\n".join(
+        f"Thread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}"
+        for ident, frame in current_frames().items()
+        if ident != threading.get_ident()
+    )

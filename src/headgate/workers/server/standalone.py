@@ -178,7 +178,7 @@ class WorkerProcess:
             config["concurrency"] = self._concurrency
         started = await start(config, hook=self._backpressure, credentials=self._credentials, options=self._options)
         stack.callback(started.service.tasks.close)
-        stack.callback(started.service.tasks.stop)
+        stack.callback(started.service.end)
         stack.push_async_callback(started.server.stop, 0.02)  # what there was to say has been said
         self.metadata = WorkerMetadata(
             self.uid,

@@ -2,7 +2,7 @@
 
 A loop that had no turn for a second is held by a routine. The callers are told, the log names the routine with its
 stack, and calls that have not begun are given to other workers. If this thread cannot run either, because the routine
-holds the interpreter's lock, faulthandler writes the stacks by itself.
+holds the interpreter's lock, it logs the stacks at its next turn (`stack_dumps`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from headgate.workers.server.service import Service
 
 _BEAT = 0.25
+_NO_TURN = 1.75  # seconds without a check, after which the stacks are worth a warning
 _log = logging.getLogger("headgate.workers")
 
 
@@ -42,6 +43,13 @@ class Watch:
             self._told = self._looked = clock.now()
             self._look()
 
+    def end(self) -> None:
+        """Check no longer: the worker has stopped. Its process may continue."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        stack_dumps.cancel()
+
     def _look(self) -> None:
         tasks = self._service.tasks
         self._orphans.begin()
@@ -53,12 +61,16 @@ class Watch:
         # First of all: an error below must not end the checks, and with them the reports to clients.
         self._timer = asyncio.get_running_loop().call_later(_BEAT, self._look)
         now = clock.now()
-        if tasks.asked is not None and now - self._looked > 2 * _BEAT:
+        stack_dumps.dump_later()
+        late = now - self._looked
+        # Loading a C extension holds the interpreter's lock for many seconds, and nobody can do anything about that.
+        if not tasks.imports.active and now - max(self._looked, tasks.imports.ended) > _NO_TURN:
+            self._log_stacks(late)
+        if tasks.asked is not None and late > 2 * _BEAT:
             tasks.asked = now  # this thread had no turn itself: that says nothing about the other
         self._looked = now
         age = 0.0 if tasks.asked is None else now - tasks.asked
         tasks.ask(now)
-        stack_dumps.dump_later(importing=tasks.imports.active)
         if age > HELD - _BEAT:
             self._log_holder(age)
         if age > HELD:
@@ -69,6 +81,15 @@ class Watch:
         if now - self._told >= PULSE or (age > HELD and now - self._told >= _BEAT):
             self._told = now
             self._service.beat(age)
+
+    def _log_stacks(self, late: float) -> None:
+        _log.warning(
+            "worker %s had no turn for %.1f s: a routine held the interpreter's lock (C code that does not release "
+            "it), or the process was stopped or starved. What its threads do now:\n%s",
+            self._service.uid,
+            late,
+            stack_dumps.stacks(),
+        )
 
     def _log_holder(self, age: float) -> None:
         held = self._service.tasks.held_by() or self

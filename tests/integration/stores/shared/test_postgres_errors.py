@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from headgate import PostgresStore
+from headgate.core.clock import clock
 from headgate.errors import (
     HeadgateError,
     InvalidArgument,
@@ -25,7 +26,8 @@ from headgate.stores.shared.postgres_errors import Verdict, explained
 from tests.faults import Proxy
 from tests.integration.stores.shared.postgres_support import PATIENCE, Heard, eventually, increment
 from tests.integration.stores.shared.postgres_support import ask as step
-from tests.postgres_server import ENCODED, PASSWORD, PostgresServer, ask, free_port
+from tests.ports import number_of, reserved_port
+from tests.postgres_server import ENCODED, PASSWORD, PostgresServer, ask
 
 pytestmark = pytest.mark.integration
 
@@ -42,7 +44,7 @@ def no_password_is_logged(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 @pytest.fixture
 def role(postgres_server: PostgresServer) -> Iterator[str]:
     """A role without any rights of its own, whose password is PASSWORD."""
-    name = f"role_{free_port()}"
+    name = f"role_{clock.token()[:12]}"
     postgres_server.ask(f"CREATE ROLE {name} LOGIN PASSWORD '{PASSWORD}'")
     yield name
     postgres_server.ask(f"DROP ROLE {name}")
@@ -107,8 +109,9 @@ def test_g02_an_option_that_the_driver_does_not_know_is_refused() -> None:
 
 
 def test_g02_no_server_names_host_port_and_cause() -> None:
-    port = free_port()
-    error = refusal(f"postgresql://me:{ENCODED}@127.0.0.1:{port}/db", timeout=0.5)
+    with reserved_port() as unheard:
+        port = number_of(unheard)
+        error = refusal(f"postgresql://me:{ENCODED}@127.0.0.1:{port}/db", timeout=0.5)
     assert isinstance(error, StoreUnreachable)
     assert f"127.0.0.1:{port}" in str(error)
     assert "refused" in str(error) or "Connect call failed" in str(error)
@@ -225,9 +228,10 @@ class Pooler:
         self._server = server
         self._process: subprocess.Popen[bytes] | None = None
         self._folder = server.folder / "pooler"
+        self._reserved = reserved_port()
 
     def start(self, mode: str) -> int:
-        port = free_port()
+        port = number_of(self._reserved)
         self._folder.mkdir(exist_ok=True)
         settings = self._folder / "pgbouncer.ini"
         settings.write_text(
@@ -252,6 +256,7 @@ class Pooler:
             self._process.kill()
             self._process.wait()
             self._process = None
+        self._reserved.close()
 
 
 @pytest.mark.parametrize("mode", ["transaction", "statement"])
