@@ -15,9 +15,9 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from headgate.core.shared_state import Outcome, Seen
 from headgate.resources.health import UNKNOWN, Outage, Record, is_forgotten, is_same, join
 from headgate.resources.permits import Claim, Share, Wish, claim_of, grant, share_of
+from headgate.sharing.states import Outcome, Seen
 
 FORMAT = 1
 

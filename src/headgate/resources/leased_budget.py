@@ -10,11 +10,11 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from headgate.core.shared_state import ClockOffset
 from headgate.resources.ledger import REQUESTS, TOKENS, Need, needed
 from headgate.resources.quota import Quota, QuotaSetting
 from headgate.resources.quota_exchange import Message, Refused, Reply, Told, Want
 from headgate.resources.rate_limits import Limit
+from headgate.sharing.states import ClockOffset
 
 _LOW: Final = 0.25
 """More is asked for when less than this part is left of what was granted last."""

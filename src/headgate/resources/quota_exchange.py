@@ -15,11 +15,11 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
-from headgate.core.shared_state import Outcome, Seen
 from headgate.gate.learned import LearnedLimit
 from headgate.resources.ledger import TOKENS, Ledger
 from headgate.resources.quota import LEARN, Quota, QuotaSetting
 from headgate.resources.rate_limits import Limit
+from headgate.sharing.states import Outcome, Seen
 
 FORMAT: Final = 2
 _UNLIMITED_CHUNK: Final = 256.0

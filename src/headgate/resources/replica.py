@@ -13,7 +13,6 @@ from itertools import islice
 from typing import NamedTuple, Protocol
 
 from headgate.core.checks import Affinity
-from headgate.core.shared_state import ClockOffset
 from headgate.resources.effects import Effects
 from headgate.resources.exchange import Message, Reply
 from headgate.resources.health import UNKNOWN, Local, Record, is_forgotten, is_same, join, learned, local_of, mark_of
@@ -21,6 +20,7 @@ from headgate.resources.members import ANY, Adopted, Member, Requirement, Use, W
 from headgate.resources.model import update_limit
 from headgate.resources.permits import Lease, Share, Wish
 from headgate.resources.rotation import Rotation
+from headgate.sharing.states import ClockOffset
 
 PATIENCE = 0.5
 """Seconds for which a call without a wait mode waits for a permit of another process."""

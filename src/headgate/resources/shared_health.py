@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 
 from headgate.core.clock import clock
 from headgate.core.redaction import redact
-from headgate.core.shared_state import ClockOffset, SharedState, Step, store_from_environment, store_of, timed
 from headgate.errors import InvalidArgument, PoolClosed, StoreUnreachable
 from headgate.resources.background import reports
 from headgate.resources.effects import Effects
@@ -36,6 +35,8 @@ from headgate.resources.quota_news import send_due
 from headgate.resources.replica import Replica
 from headgate.resources.shared_quotas import SharedQuota, lease_quotas, quota_came, quota_came_sync, share_quotas
 from headgate.resources.wakeups import LoopWaiter, ThreadWaiter, Waiter
+from headgate.sharing.states import ClockOffset, SharedState, Step, timed
+from headgate.stores.addresses import store_from_environment, store_of
 
 if TYPE_CHECKING:
     from headgate.resources.attempts import Call

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from headgate.core.clock import clock
 from headgate.core.redaction import redact
-from headgate.core.shared_state import ClockOffset, SharedState, Step, timed
 from headgate.errors import PoolClosed, StoreUnreachable
 from headgate.resources.accounts import Account
 from headgate.resources.background import reports
@@ -29,6 +28,7 @@ from headgate.resources.leased_budget import LeasedBudget
 from headgate.resources.quota_exchange import Message, Reply, exchange
 from headgate.resources.quota_news import forget_all, forget_due, is_due, note_due, send_due
 from headgate.resources.wakeups import LoopWaiter, ThreadWaiter, Waiter
+from headgate.sharing.states import ClockOffset, SharedState, Step, timed
 
 if TYPE_CHECKING:
     from headgate.resources.attempts import Call

@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 from headgate.resources import CooldownResource, DisableResource, PoolExhausted, Resource, ResourcePool
-from headgate.stores.shared.sqlite import SqliteStore
+from headgate.stores.sqlite import SqliteStore
 
 
 class Caller:

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from headgate.resources import ResourcePool
-from headgate.stores.shared.sqlite import SqliteStore
+from headgate.stores.sqlite import SqliteStore
 from tests.conftest import SCALE
 
 pytestmark = pytest.mark.integration

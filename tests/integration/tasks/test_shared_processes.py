@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from headgate.stores.shared.sqlite_place import Place
+from headgate.sharing.sqlite.place import Place
 from tests.integration.tasks.shared_support import PATIENCE, ROOT, Interval, Nursery, World, eventually, most_at_once
 
 pytestmark = pytest.mark.integration

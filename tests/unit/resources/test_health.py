@@ -12,7 +12,6 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from headgate.core.shared_state import ClockOffset, Outcome, Seen
 from headgate.resources import Resource
 from headgate.resources.exchange import Message, Reply, exchange, read
 from headgate.resources.health import UNKNOWN, Local, Outage, Record, is_forgotten, is_same, join, learned, mark_of
@@ -22,6 +21,7 @@ from headgate.resources.replica import Replica
 from headgate.resources.rotation import Rotation
 from headgate.resources.stats import check
 from headgate.resources.strategies import NAMED
+from headgate.sharing.states import ClockOffset, Outcome, Seen
 
 SCALE = float(os.environ.get("HEADGATE_SCALE", "0.1"))
 FAST = settings(max_examples=max(50, int(1000 * SCALE**1.3)), deadline=None, derandomize=SCALE < 1)

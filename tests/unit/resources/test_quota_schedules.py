@@ -26,7 +26,7 @@ from headgate.core.clock import clock
 from headgate.resources.engine import engine_of
 from headgate.resources.members import Member, WaitTicket
 from headgate.resources.signals import SIGNALS
-from headgate.stores.shared.memory import SharedMemory
+from headgate.sharing.memory import SharedMemory
 from headgate.testing import settle, virtual
 from tests.conftest import SCALE
 from tests.support.resources.support import at_once

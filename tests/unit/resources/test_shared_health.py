@@ -18,11 +18,11 @@ import pytest
 
 import headgate
 from headgate.core.clock import clock
-from headgate.core.shared_state import Step
 from headgate.errors import InvalidArgument, PoolClosed, PoolExhausted
 from headgate.resources import CooldownResource, DisableResource, Resource, ResourcePool
 from headgate.resources.engine import engine_of
-from headgate.stores.shared.memory import MemoryState, SharedMemory
+from headgate.sharing.memory import MemoryState, SharedMemory
+from headgate.sharing.states import Step
 from headgate.testing import settle, virtual
 from tests.support.resources.support import Gate, always, by_id, ident, rate_limited, revoked, status
 
@@ -772,7 +772,7 @@ async def test_h04_a_store_that_cannot_write_is_tried_again_and_logged_once(capl
     assert sum("could not be stored" in record.getMessage() for record in caplog.records) == 1
     assert status(other, "k1") == "healthy"
     store.transact = transact  # type: ignore[method-assign]
-    store.wake_all()
+    store.wake(None)
     assert status(other, "k1") == status(other, "k2") == "disabled"
 
 
@@ -821,7 +821,7 @@ async def test_g24_garbage_in_the_store_is_warned_of_once_and_told_again(caplog:
     for text in ("os:system", '{"v": 1, "health": {"k": "os:system"}, "members": {}}', "os:system"):
         place.texts[KEY] = text
         for member in list(place.members.values()):
-            member.wake_all()
+            member.wake(None)
     reported()
     assert status(one, "k1") == status(other, "k1") == status(share(place), "k1") == "disabled"
     said = [record.getMessage() for record in caplog.records if "unreadable" in record.getMessage()]

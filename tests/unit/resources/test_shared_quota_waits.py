@@ -10,11 +10,11 @@ import pytest
 
 from headgate import CooldownResource, PoolExhausted, Resource, ResourcePool
 from headgate.core.clock import clock
-from headgate.core.shared_state import ClockOffset
 from headgate.resources.accounts import Account
 from headgate.resources.leased_budget import LeasedBudget
 from headgate.resources.quota_exchange import Reply
-from headgate.stores.shared.memory import SharedMemory
+from headgate.sharing.memory import SharedMemory
+from headgate.sharing.states import ClockOffset
 from headgate.testing import settle, virtual
 from tests.support.resources.support import Gate, at_once, ident
 from tests.unit.resources.test_quotas import Upstream, limited

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 import headgate
 from headgate import PoolExhausted, Quota, Resource, ResourcePool, TaskPool
 from headgate.core.clock import clock
-from headgate.core.shared_state import Seen, timed
 from headgate.resources.leased_budget import LeasedBudget
 from headgate.resources.quota_exchange import Message, Reply, exchange
-from headgate.stores.shared.memory import MemoryState, SharedMemory
+from headgate.sharing.memory import MemoryState, SharedMemory
+from headgate.sharing.states import Seen, timed
 from headgate.testing import settle, virtual
 from tests.conftest import SCALE
 from tests.support.resources.support import Gate, at_once, ident

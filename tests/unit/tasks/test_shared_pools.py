@@ -27,7 +27,7 @@ from headgate import (
     fair_round_robin,
     fair_share,
 )
-from headgate.stores.shared.memory import MemoryState, SharedMemory
+from headgate.sharing.memory import MemoryState, SharedMemory
 from headgate.tasks.names import unregister
 from headgate.testing import run, settle
 from tests.support.tasks.result_samples import Answer
@@ -567,7 +567,7 @@ async def test_g20_past_its_deadline_a_member_starts_nothing() -> None:
     await turns()
     assert queued.status == "queued"
     member.deadline = float("inf")
-    member.wake_all()
+    member.wake(None)
     await turns()
     assert queued.status == "running"
     work.let_go(2)
@@ -655,14 +655,14 @@ async def test_g13_a_follower_that_is_woken_twice_keeps_what_it_takes_over() -> 
     member.hold_up()  # two wake-ups come before the answer to the first
     dies.close()
     held, member._held_back = member._held_back, None
-    member.wake_all()
+    member.wake(None)
     member._held_back = held
     await turns()
     member._held_back, again = None, member._held_back
-    member.wake_all()
+    member.wake(None)
     await turns()
-    for run_held in again or ():
-        run_held()
+    for call in again or ():
+        member._run(call)
     await turns()
     assert loser.status == "running"
     work.let_go(1)

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from headgate.core.checks import checked_flag, checked_whole
 from headgate.core.clock import clock
 from headgate.core.fences import FENCED, Fenced
-from headgate.core.shared_state import Outcome, Seen, SharedState
 from headgate.errors import HeadgateError, InvalidArgument, StoreUnreachable
-from headgate.stores.shared.exchange import Message, Reply, Settings, exchange
+from headgate.sharing.slots import Message, Reply, Settings, exchange
+from headgate.sharing.states import Outcome, Seen, SharedState
 from headgate.tasks.events import POOLS, PoolLeaseLost, PoolSettingsDiffer, PoolStoreTrouble
 from headgate.tasks.model import Scope, TaskRecord, View
 from headgate.tasks.scheduling.idempotency import work_of

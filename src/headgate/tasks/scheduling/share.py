@@ -1,7 +1,7 @@
 """What one pool has of a budget that other processes share, and its side of the exchange. Pure.
 
 The scheduler tells it which tasks use slots; `message` says what the others are to know, and `replied` takes in the
-answer (see `stores/shared/exchange.py`). A slot that comes free is given back with the next message, unless nobody else
+answer (see `sharing/slots.py`). A slot that comes free is given back with the next message, unless nobody else
 waits: then it goes to the next task here at once. If none is queued here and this pool is the only member, the slot
 is kept for a moment: tasks that are submitted one after the other need no exchange then. Nobody is there who could miss
 it, and this pool is woken when somebody joins. Grants that come to nothing (the task was cancelled, no resource is
@@ -17,8 +17,8 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Final
 
-from headgate.core.shared_state import ClockOffset
-from headgate.stores.shared.exchange import FAIR, MOST_WANTS, MemberView, Message, Reply, Settings, Want
+from headgate.sharing.slots import FAIR, MOST_WANTS, MemberView, Message, Reply, Settings, Want
+from headgate.sharing.states import ClockOffset
 from headgate.tasks.model import TaskRecord
 from headgate.tasks.scheduling.queues.shared import SharedQueue
 

@@ -11,8 +11,8 @@ import json
 from collections import Counter
 from typing import Any, cast
 
-from headgate.core.shared_state import Outcome, Seen
-from headgate.stores.shared.exchange import Message, Reply, Settings, exchange
+from headgate.sharing.slots import Message, Reply, Settings, exchange
+from headgate.sharing.states import Outcome, Seen
 from headgate.tasks.model import PLAIN, Moment, TaskRecord, Terms
 from headgate.tasks.scheduling.share import Share
 

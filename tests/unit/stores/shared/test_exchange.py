@@ -17,9 +17,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from headgate.core.shared_state import Seen
 from headgate.errors import StoreFormatTooNew, StoreWriteFailed
-from headgate.stores.shared.exchange import RECENT, Message, Reply, Settings, Want, exchange
+from headgate.sharing.slots import RECENT, Message, Reply, Settings, Want, exchange
+from headgate.sharing.states import Seen
 from tests.unit.stores.shared.budget_world import Pool, World
 
 KINDS = ("fifo", "lifo", "priority", "fair_round_robin", "fair_share")

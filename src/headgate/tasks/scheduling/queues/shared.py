@@ -17,8 +17,8 @@ from itertools import count, islice
 from typing import Any, Final
 
 from headgate.errors import InvalidArgument
+from headgate.sharing.slots import FAIR, Grant, Settings, Want
 from headgate.stores.codec import canonical
-from headgate.stores.shared.exchange import FAIR, Grant, Settings, Want
 from headgate.tasks.model import TaskRecord
 from headgate.tasks.scheduling.queues.places import MANY, Place, in_turn, mixed, stands_for
 from headgate.tasks.scheduling.queues.simple import FifoQueue, LifoQueue, PriorityQueue

@@ -33,8 +33,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from headgate.core.shared_state import ClockOffset, Outcome, Seen
 from headgate.errors import StoreFormatTooNew, StoreWriteFailed
+from headgate.sharing.states import ClockOffset, Outcome, Seen
 
 FORMAT: Final = 2
 RECENT: Final = 40
