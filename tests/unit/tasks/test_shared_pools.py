@@ -29,6 +29,7 @@ from headgate import (
 )
 from headgate.sharing.memory import MemoryState, SharedMemory
 from headgate.tasks.names import unregister
+from headgate.tasks.scheduling.share import BLOCK
 from headgate.testing import run, settle
 from tests.support.tasks.result_samples import Answer
 
@@ -185,6 +186,7 @@ async def test_g04_a_lower_limit_reaches_a_pool_that_is_alone_at_once() -> None:
     for number in range(9):
         _ = await one.submit(work, number)
     two.resize(1)
+    await asyncio.sleep(2 * BLOCK)
     work.let_go(0, 1, 2)
     await turns()
     assert work.running.total() == 1
@@ -349,7 +351,7 @@ async def test_g11_tenants_take_turns_across_pools() -> None:
     work.let_go(("gate", 0))
     await blocker
     for _ in range(18):
-        await turns()
+        await asyncio.sleep(2 * BLOCK)
         work.let_go(*[name for name, count in work.running.items() if count])
     await asyncio.gather(*(pool.close() for pool in pools))
     began = [tenant for tenant, _ in work.began][1:]

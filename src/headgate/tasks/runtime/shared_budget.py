@@ -64,7 +64,9 @@ class SharedBudget:
         on_lease_lost: OnLeaseLost,
     ) -> None:
         """`counts` says whether backpressure counts the queued tasks of all members."""
-        self.share: Share = Share(settings, self._changed, fencing=fencing, kept=self._on_kept)
+        self.share: Share = Share(
+            settings, self._changed, fencing=fencing, kept=self._on_kept, clock=lambda: clock.now()
+        )
         self.fencing: bool = fencing
         self.reachable: bool = True
         """Did the store answer when it was last asked?"""
@@ -310,6 +312,7 @@ class SharedBudget:
     def trouble(self, error: BaseException) -> None:
         """Note that the store does not answer, or cannot write. Reported once until it works again."""
         self.reachable = False
+        self.share.end_blocks()
         for one in self._waiting:
             if not one.done():
                 one.set_result(None)
