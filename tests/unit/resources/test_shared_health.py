@@ -457,18 +457,19 @@ async def test_h03_a_process_that_is_alone_does_not_ask_again() -> None:
 async def test_h03_a_resource_is_leased_although_calls_can_do_without_it() -> None:
     place = SharedMemory()
 
-    def process() -> ResourcePool[str]:
+    def process(store: MemoryState) -> ResourcePool[str]:
         keys = [Resource("paid", "v", 2), Resource("free", "v")]
-        return ResourcePool(keys, strategy="primary_backup", name="keys", store=place.member())
+        return ResourcePool(keys, strategy="primary_backup", name="keys", store=store)
 
-    one, other, gate = process(), process(), Gate()
+    store = place.member()
+    one, other, gate = process(store), process(place.member()), Gate()
     assert await one.run(ident) == await other.run(ident) == "paid"
     held = [asyncio.create_task(one.run(gate)) for _ in range(2)]
     await settle()
     assert gate.entered == ["paid", "free"], "the other process has the second permit"
     await asyncio.sleep(5)
     assert await one.run(ident) == "free"
-    engine_of(one).shared.look()  # type: ignore[union-attr]  # as at a heartbeat
+    store.wake(None)  # as at a heartbeat
     assert await one.run(ident) == "paid", "which the other does not use"
     for number in range(2):
         gate.finish(number)

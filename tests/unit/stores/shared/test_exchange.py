@@ -366,7 +366,7 @@ def test_g11_a_higher_priority_elsewhere_ends_a_block() -> None:
 
 
 def test_g14_a_lender_elsewhere_that_wants_its_slot_back_ends_a_block() -> None:
-    place, (one, two) = contended("lifo")
+    _, (one, two) = contended("lifo")
     lender = one.running[0]
     one.lend(lender)
     waiting, one.lenders = one.lenders, []  # it does not want its slot back yet
