@@ -43,7 +43,7 @@ from budget import LIMIT, MEMBERS  # of the folder that was just named
 from budgets import prepare
 
 from headgate import PostgresStore, SqliteStore, TaskPool, fair_round_robin, pool_get
-from headgate.core.shared_state import Outcome
+from headgate.sharing.states import Outcome
 from headgate.tasks.names import unregister
 
 PEERS = {"dbos": "3.3.0", "procrastinate": "3.10.0", "pgqueuer": "1.6.0"}

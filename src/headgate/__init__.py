@@ -69,8 +69,8 @@ if TYPE_CHECKING:
     from headgate.integrations.ray import RayPlacement
     from headgate.resources import CooldownResource, DisableResource, Quota, Resource, ResourcePool, RetryOperation
     from headgate.resources.http_errors import http_errors
-    from headgate.stores.shared.postgres import PostgresStore
-    from headgate.stores.shared.sqlite import SqliteStore
+    from headgate.stores.postgres import PostgresStore
+    from headgate.stores.sqlite import SqliteStore
     from headgate.tasks import (
         Backpressure,
         QueueStrategy,
@@ -253,8 +253,8 @@ _PACKAGES = {
         "RetryOperation",
     ),
     "headgate.resources.http_errors": ("http_errors",),
-    "headgate.stores.shared.postgres": ("PostgresStore",),
-    "headgate.stores.shared.sqlite": ("SqliteStore",),
+    "headgate.stores.postgres": ("PostgresStore",),
+    "headgate.stores.sqlite": ("SqliteStore",),
     "headgate.tasks": (
         "Backpressure",
         "QueueStrategy",

@@ -58,9 +58,17 @@ from __future__ import annotations
 TYPE_CHECKING = False  # typing's own, without importing typing: every program that uses headgate pays for this module
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any, ClassVar, Literal, TypeAlias
+    from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
-    from headgate.resources.model import Attempt
+    class FailedAttempt(Protocol):
+        """What `headgate.Attempt` is. Named here so that errors import nothing of headgate."""
+
+        @property
+        def resource_id(self) -> str: ...
+        @property
+        def signal(self) -> Exception: ...
+        @property
+        def duration(self) -> float: ...
 
     ExhaustedReason: TypeAlias = Literal["no_eligible", "attempts", "deadline"]
 
@@ -251,14 +259,14 @@ class PoolExhausted(HeadgateError):
         message: str = "no eligible resource",
         *,
         reason: ExhaustedReason = "no_eligible",
-        attempts: Sequence[Attempt] = (),
+        attempts: Sequence[FailedAttempt] = (),
         retry_after: float | None = None,
         remedy: str | None = None,
     ) -> None:
         super().__init__(message, remedy=remedy)
         self.reason: ExhaustedReason = reason
         """What ran out: "no_eligible" resource, "attempts", or time before the "deadline"."""
-        self.attempts: tuple[Attempt, ...] = tuple(attempts)
+        self.attempts: tuple[FailedAttempt, ...] = tuple(attempts)
         """What was tried: resource id, signal and duration of each attempt, oldest first."""
         self.retry_after: float | None = retry_after
         """Seconds until the earliest cooldown of a matching resource ends; None when none is cooling."""

@@ -56,7 +56,6 @@ from headgate.resources.members import CANCEL_REQUESTED, Member, Use, WaitTicket
 from headgate.resources.model import Resource
 from headgate.resources.operations import coroutine_of, require_operation
 from headgate.resources.quota import LEARN
-from headgate.resources.quota_news import send_due
 from headgate.resources.rate_limits import RateLimits, read_rate_limits
 from headgate.resources.reporting import Reporter
 from headgate.resources.rotation import Rotation
@@ -64,6 +63,7 @@ from headgate.resources.run_options import Plan
 from headgate.resources.signals import CooldownResource, DisableResource, RetryOperation, Signal, signal_in
 from headgate.resources.stats import describe
 from headgate.resources.wakeups import LoopWaiter, ThreadWaiter, Waiter
+from headgate.sharing.link import send_due
 
 if TYPE_CHECKING:
     from headgate.resources.shared_health import SharedHealth

@@ -26,10 +26,10 @@ from hashlib import blake2b
 from typing import Any, NamedTuple, cast
 
 from headgate.core.checks import Affinity
-from headgate.core.shared_state import ClockOffset
 from headgate.resources.affinity import stable_text
 from headgate.resources.cooldowns import SAME_UNTIL
 from headgate.resources.model import Resource, ResourceStatus
+from headgate.sharing.states import ClockOffset
 
 REMEMBERED_HEALTHY = 3600.0
 """Seconds for which a healthy record is kept, so that older news that come late change nothing."""

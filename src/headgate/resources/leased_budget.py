@@ -10,11 +10,11 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from headgate.core.shared_state import ClockOffset
 from headgate.resources.ledger import REQUESTS, TOKENS, Need, needed
 from headgate.resources.quota import Quota, QuotaSetting
-from headgate.resources.quota_exchange import Message, Refused, Reply, Told, Want
+from headgate.resources.quota_exchange import Granted, Refused, Report, Told, Want
 from headgate.resources.rate_limits import Limit
+from headgate.sharing.states import ClockOffset
 
 _LOW: Final = 0.25
 """More is asked for when less than this part is left of what was granted last."""
@@ -36,7 +36,6 @@ class LeasedBudget:
     def __init__(
         self,
         quota: QuotaSetting,
-        token: str,
         needed: Callable[[], None],
         lease_ends: Callable[[], float] = lambda: math.inf,
     ) -> None:
@@ -47,14 +46,10 @@ class LeasedBudget:
         """
         self.quota: QuotaSetting = quota
         self._lease_ends = lease_ends
-        self.is_alone: bool = False
-        """Can the store not be reached?"""
-        self._token = token
         self._needed = needed
-        self._member: str | None = None
         self._offset = ClockOffset()
         self._seq = 0
-        self._unanswered: Message | None = None
+        self._unanswered: Report | None = None
         self._limits: dict[str, float | None] = {}
         self._granted: dict[str, float] = {}
         self._ended: dict[str, float] = {}
@@ -213,17 +208,15 @@ class LeasedBudget:
 
     # -- exchanges ----------------------------------------------------------------------------------------------------
 
-    def message(self, *, looks: bool = False) -> Message | None:
+    def message(self, *, looks: bool = False) -> Report | None:
         """What is to be sent; None: nothing. `looks`: an answer is wanted in any case."""
         if self._unanswered is not None:
             return self._unanswered  # it did not arrive, or its answer did not
         if not looks and not self._is_news and self._want is None and self._probed is None:
             return None
         self._seq += 1
-        message = self._unanswered = Message(
-            token=self._token,
+        report = self._unanswered = Report(
             seq=self._seq,
-            member=self._member,
             quota=self.quota,
             ended=dict(self._ended),
             rows=_pairs(self._rows),
@@ -238,35 +231,31 @@ class LeasedBudget:
         self._rows, self._changes, self._told, self._refused = {}, {}, [], []
         self._probed, self._is_news = None, False
         self.wants_exchange = False
-        return message
+        return report
 
-    def take(self, message: Message, reply: Reply, offset: ClockOffset, now: float) -> None:
+    def take(self, report: Report, told: Granted, offset: ClockOffset, now: float) -> None:
         """Take the answer to a message."""
         self._unanswered = None
         self._offset = offset
-        self._is_wanted = reply.is_wanted
-        self.is_alone = False
-        if reply.member != self._member:
-            self.forget()
-            self._member = reply.member
+        self._is_wanted = told.is_wanted
         before = dict(self._granted)
-        self._granted, self._limits = dict(reply.granted), dict(reply.limits)
+        self._granted, self._limits = dict(told.granted), dict(told.limits)
         gained = {name: amount - before.get(name, 0.0) for name, amount in self._granted.items()}
         if any(amount > 0 for amount in gained.values()):
-            self._chunk, self._may_ask = gained, reply.asks
+            self._chunk, self._may_ask = gained, told.asks
             self._want = None
         elif self._want is not None and not self._want.is_urgent:
             self._want, self._ahead_at = None, now + _ASKED_AGAIN
         elif self._want is not None:
-            soon = now + _OTHERS_USE_IT if reply.opens_at is None else offset.to_local(reply.opens_at)
+            soon = now + _OTHERS_USE_IT if told.opens_at is None else offset.to_local(told.opens_at)
             self._asks_at = min(max(soon, now + 0.001), now + 60.0)
-            if message.want != self._want:
+            if report.want != self._want:
                 self._send()
 
     def forget(self) -> None:
         """Hold nothing any more: this process takes part under a new id, and the former counts as having used it."""
         self._granted, self._ended, self._chunk = {}, {}, {}
-        self._member, self._asks_at, self._may_ask = None, -math.inf, False
+        self._asks_at, self._may_ask = -math.inf, False
 
     def give_back(self, now: float) -> None:
         """Return what is not used, as others want it; half of it while calls are being made here."""

@@ -42,7 +42,6 @@ from headgate.core.checks import (
 )
 from headgate.core.clock import clock
 from headgate.core.html import card
-from headgate.core.shared_state import SharedState
 from headgate.errors import InvalidType
 from headgate.resources import events
 from headgate.resources.classification import Classification, Classifier
@@ -65,6 +64,7 @@ from headgate.resources.run_options import (
 )
 from headgate.resources.stats import pool_snapshot, pool_stats, pool_view, quotas, refusals
 from headgate.resources.strategies import Strategy, strategy_of
+from headgate.sharing.states import SharedState
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -12,15 +12,14 @@ from collections.abc import Callable, Collection, Iterable
 from itertools import islice
 from typing import NamedTuple, Protocol
 
-from headgate.core.checks import Affinity
-from headgate.core.shared_state import ClockOffset
 from headgate.resources.effects import Effects
-from headgate.resources.exchange import Message, Reply
+from headgate.resources.exchange import News, Told
 from headgate.resources.health import UNKNOWN, Local, Record, is_forgotten, is_same, join, learned, local_of, mark_of
-from headgate.resources.members import ANY, Adopted, Member, Requirement, Use, WaitTicket
+from headgate.resources.members import Adopted, Member, Requirement
 from headgate.resources.model import update_limit
 from headgate.resources.permits import Lease, Share, Wish
 from headgate.resources.rotation import Rotation
+from headgate.sharing.states import ClockOffset
 
 PATIENCE = 0.5
 """Seconds for which a call without a wait mode waits for a permit of another process."""
@@ -64,11 +63,9 @@ class _Held(NamedTuple):
 class Replica:
     """The part of one pool of this process in the shared state."""
 
-    def __init__(self, rotation: Rotation, pool: str, token: str) -> None:
+    def __init__(self, rotation: Rotation, pool: str) -> None:
         self._rotation = rotation
         self._pool = pool
-        self._token = token
-        self._member: str | None = None  # the id of this process when it was last answered
         self._offset = ClockOffset()
         self._known: dict[str, Record] = {}
         self._unsent: set[str] = set()  # marks whose records the store may not know
@@ -126,26 +123,22 @@ class Replica:
 
     # -- telling ------------------------------------------------------------------------------------------------------
 
-    def message(self, now: float, askers: Collection[Asker] = (), *, looks: bool = False) -> Message | None:
+    def message(self, now: float, askers: Collection[Asker] = (), *, looks: bool = False) -> News | None:
         """What is to be told; None: nothing. `looks`: an answer is wanted in any case."""
         wishes = self._wishes(now, askers)
         if not wishes and not self._unsent and not looks:
             return None
         records = {mark: self._known[mark] for mark in self._unsent}
         self._unsent = set()
-        return Message(self._token, self._member, records, wishes)
+        return News(records, wishes)
 
-    def failed(self, message: Message) -> None:
+    def failed(self, news: News) -> None:
         """Note that a message did not arrive: it is to be told again."""
-        self._unsent |= message.records.keys()
-        for mark in message.wishes:
+        self._unsent |= news.records.keys()
+        for mark in news.wishes:
             lease = self._lease(mark)
             if lease is not None:
                 lease.told = None
-
-    def leaving(self) -> Message:
-        """What is told when the pool is gone."""
-        return Message(self._token, leaves=True)
 
     def learn(self, member: Member, now: float) -> None:
         """Look what calls of this process learned about a resource."""
@@ -269,23 +262,20 @@ class Replica:
 
     # -- being told ---------------------------------------------------------------------------------------------------
 
-    def take(self, reply: Reply, offset: ClockOffset, now: float, *, is_current: bool) -> Effects:
+    def take(self, told: Told, offset: ClockOffset, now: float, *, is_current: bool) -> Effects:
         """Take an answer. Not `is_current`: this process has lost its lease since, so the permits are not its own."""
         self._offset = offset
         effects: Effects = []
-        for mark, record in reply.health.items():
+        for mark, record in told.health.items():
             effects += self._merge(mark, record, now)
-        for mark in [mark for mark in self._known if mark not in reply.health]:
-            if is_forgotten(self._known[mark], reply.now):
+        for mark in [mark for mark in self._known if mark not in told.health]:
+            if is_forgotten(self._known[mark], told.now):
                 del self._known[mark]
                 self._unsent.discard(mark)
             else:
                 self._unsent.add(mark)  # the state was lost: tell it again
         if is_current:
-            if self._member != reply.member:
-                self.forget_permits()
-                self._member = reply.member
-            effects += self._take_shares(reply, now)
+            effects += self._take_shares(told, now)
         return effects
 
     def _merge(self, mark: str, record: Record, now: float) -> Effects:
@@ -314,12 +304,12 @@ class Replica:
         track.began = max(track.began, new.began)
         return effects
 
-    def _take_shares(self, reply: Reply, now: float) -> Effects:
+    def _take_shares(self, told: Told, now: float) -> Effects:
         effects: Effects = []
         for track in self._limited:
             changed = False
             for mark, lease, *_ in list(self._leases(track)):
-                share: Share | None = reply.shares.get(mark)
+                share: Share | None = told.shares.get(mark)
                 before = lease.permits, lease.suspended
                 self.grants += lease.take(share)
                 lease.suspended = False
@@ -336,21 +326,12 @@ class Replica:
         The store says so too, from its thread. But after the whole process was stopped for a while, that thread may
         come too late. A pool without a store, or with one whose leases do not end, pays nothing for this.
         """
-        acquire = self._rotation.acquire
 
-        def guarded(
-            now: float,
-            requirement: Requirement = ANY,
-            avoid: Collection[str] = (),
-            affinity: Affinity | None = None,
-            cost: float = 0.0,
-            ticket: WaitTicket | None = None,
-        ) -> Use | None:
+        def check(now: float) -> None:
             if now >= lease_ends():
                 self._suspend()
-            return acquire(now, requirement, avoid, affinity, cost, ticket)
 
-        self._rotation.acquire = guarded  # type: ignore[method-assign]
+        self._rotation.check_lease = check
 
     def _suspend(self) -> None:
         """Let no use begin that needs a permit, until the store answers."""

@@ -93,6 +93,7 @@ class Rotation:
         self.cancel_siblings: bool = cancel_siblings
         self.probe_on_recovery: bool = probe_on_recovery
         self.is_shared: bool = False
+        self.check_lease: Callable[[float], None] | None = None
         """Whether other processes are told what its calls learn."""
         self.shares_quotas: bool = False
         """Whether it has resources whose quota processes share."""
@@ -129,6 +130,8 @@ class Rotation:
         Resources that cool down for the `affinity` are not eligible. Otherwise it decides only which one is chosen, and
         most strategies do not look at it. `cost` is what the use takes of a quota, and `ticket` the place of a waiter.
         """
+        if self.check_lease is not None:
+            self.check_lease(now)
         picker, skip = self._main, avoid
         if requirement is not ANY or affinity is not None:
             picker = self._picker(requirement.tags) if requirement.tags else self._main

@@ -2,8 +2,7 @@
 
 `MemoryStore` keeps it in memory, `JsonLinesStore` in files; `read_journal` reads a journal that another process writes.
 `SqliteStore` and `PostgresStore` also share budgets and health among processes, of one machine and of several
-(`stores/shared/`).
-Imports `errors`, `core` and the values of `tasks`. Begin with `port.Store`, the contract that every store keeps.
+(`headgate.sharing`). Imports `errors`, `core` and `sharing`. Begin with `port.Store`, the contract of every store.
 """
 
 from headgate.core.lazy import lazy
@@ -15,8 +14,8 @@ from headgate.stores.port import Done, Entry, ErrorText, Journal, Store, StoredT
 
 TYPE_CHECKING = False  # typing's own, without importing typing
 if TYPE_CHECKING:
-    from headgate.stores.shared.postgres import PostgresStore
-    from headgate.stores.shared.sqlite import SqliteStore
+    from headgate.stores.postgres import PostgresStore
+    from headgate.stores.sqlite import SqliteStore
 
 __all__ = [
     "Codec",
@@ -38,8 +37,8 @@ __all__ = [
 ]
 
 _SHARED = {
-    "headgate.stores.shared.postgres": ("PostgresStore",),
-    "headgate.stores.shared.sqlite": ("SqliteStore",),
+    "headgate.stores.postgres": ("PostgresStore",),
+    "headgate.stores.sqlite": ("SqliteStore",),
 }
 _named = lazy(globals(), _SHARED)  # when they are used: every TaskPool imports this package
 

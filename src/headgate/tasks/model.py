@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, cast, get_arg
 from weakref import ref
 
 from headgate.core.current_task import Standing
+from headgate.core.key_windows import Window
 from headgate.core.redaction import redact
-from headgate.tasks.scheduling.idempotency import Window
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,11 +9,11 @@ from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
 from headgate.core.checks import checked_flag, is_finite
+from headgate.core.key_windows import checked_window
 from headgate.errors import InvalidArgument, InvalidType
 from headgate.tasks.model import PLAIN, Terms
 from headgate.tasks.runtime.functions import name_of, takes
 from headgate.tasks.runtime.ports import Allocator
-from headgate.tasks.scheduling.idempotency import checked_window
 from headgate.tasks.strategies import KEY, OPTIONS, Strategy
 
 Asked: TypeAlias = tuple[int, Hashable, Hashable, Terms]

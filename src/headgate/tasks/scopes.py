@@ -11,8 +11,9 @@ from contextvars import ContextVar
 from typing import Final
 
 from headgate.core.clock import clock
-from headgate.core.shared_state import SharedState, store_from_environment, store_of
 from headgate.errors import InvalidArgument, PipelineIdMissing, ScopeNeedsStore
+from headgate.sharing.states import SharedState
+from headgate.stores.addresses import store_from_environment, store_of
 from headgate.tasks.model import SCOPES, Scope
 
 POOL_ID: Final = "pool-"

@@ -1,4 +1,4 @@
-"""Checks whether a store keeps the contract of `headgate.core.shared_state.SharedState`, for stores of your own."""
+"""Checks whether a store keeps the contract of `headgate.sharing.states.SharedState`, for stores of your own."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from queue import Empty, Queue
 from typing import Any, Final, Protocol
 
 from headgate.core.clock import clock
-from headgate.core.shared_state import Outcome, Seen, SharedState, Step
 from headgate.errors import PoolClosed
+from headgate.sharing.states import Outcome, Seen, SharedState, Step
 
 _PATIENCE: Final = 30.0
 """Real seconds until an answer that does not come is a failure."""

@@ -13,7 +13,7 @@ import pytest
 from headgate import InvalidType, PoolExhausted, Quota, Resource, ResourcePool, TaskPool
 from headgate.core.clock import clock
 from headgate.integrations.httpx import RotatingSyncTransport, RotatingTransport
-from headgate.stores.shared.memory import SharedMemory
+from headgate.sharing.memory import SharedMemory
 from headgate.testing import settle, virtual
 from tests.support.integrations.upstream import Answer, Upstream, serving
 

@@ -10,7 +10,7 @@ from contextlib import closing
 from typing import Any
 
 from headgate import Quota, Resource, ResourcePool, SqliteStore
-from headgate.core.shared_state import Outcome, Seen, Step
+from headgate.sharing.states import Outcome, Seen, Step
 
 REQUESTS = 10
 PER = 5.0

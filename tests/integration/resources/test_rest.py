@@ -12,8 +12,8 @@ import pytest
 from headgate import CooldownResource, DisableResource, InvalidArgument, PoolExhausted, Resource, ResourcePool
 from headgate.errors import UnknownResource
 from headgate.resources import events
+from headgate.sharing.memory import SharedMemory
 from headgate.stores import SqliteStore
-from headgate.stores.shared.memory import SharedMemory
 from headgate.testing import capture_events, run, settle, virtual
 
 

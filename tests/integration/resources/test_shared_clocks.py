@@ -17,8 +17,8 @@ import pytest
 
 from headgate import CooldownResource, PoolExhausted, PostgresStore, Resource, ResourcePool, SqliteStore
 from headgate.core.clock import clock
-from headgate.core.shared_state import ClockOffset, Outcome, Seen, SharedState, Step, timed
-from headgate.stores.shared.memory import MemoryState, SharedMemory
+from headgate.sharing.memory import MemoryState, SharedMemory
+from headgate.sharing.states import ClockOffset, Outcome, Seen, SharedState, Step, timed
 from headgate.testing import virtual
 from tests.faults import Proxy
 from tests.integration.resources.paused_process import PER, REQUESTS

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from headgate import TaskPool
+from headgate.core.files import Files
 from headgate.stores import JsonLinesStore
-from headgate.stores.jsonl.files import Files
 
 KINDS = 5
 

@@ -27,7 +27,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from headgate import CooldownResource, PoolExhausted, Resource, ResourcePool, TaskPool, WorkerPool
-from headgate.core.shared_state import Outcome, Seen
+from headgate.sharing.states import Outcome, Seen
 from headgate.stores import SqliteStore
 
 WHEN = datetime(2026, 1, 1, tzinfo=UTC)

@@ -29,10 +29,9 @@ from headgate import (
     fair_round_robin,
 )
 from headgate.core.clock import clock
-from headgate.stores import Done, Entry, JsonLinesStore, MemoryStore, PostgresStore, SqliteStore
+from headgate.stores import Done, Entry, JsonLinesStore, MemoryStore, PostgresStore, SqliteStore, postgres_journal
 from headgate.stores.jsonl.locked_file import LockedFile
-from headgate.stores.shared import postgres_journal
-from headgate.stores.shared.sqlite_journal import Rows
+from headgate.stores.sqlite_journal import Rows
 from headgate.tasks import TaskPool
 from headgate.testing import capture_events, settle, virtual
 

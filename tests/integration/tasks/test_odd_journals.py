@@ -17,8 +17,8 @@ from unittest.mock import Mock
 import pytest
 
 from headgate import StoreWriteFailed, TaskPool, backpressure_queue, pool_list, pool_wait
+from headgate.core.files import Files
 from headgate.stores import JsonLinesStore, MemoryStore, read_journal
-from headgate.stores.jsonl.files import Files
 
 pytestmark = pytest.mark.integration
 

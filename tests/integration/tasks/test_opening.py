@@ -22,10 +22,10 @@ from headgate import (
     pool_get,
     pool_list,
 )
+from headgate.core.files import Files
 from headgate.stores import JsonLinesStore
 from headgate.stores.jsonl import scanner
 from headgate.stores.jsonl import store as jsonl
-from headgate.stores.jsonl.files import Files
 
 pytestmark = pytest.mark.integration
 

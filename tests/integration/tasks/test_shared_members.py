@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from headgate import SqliteStore, StoreWriteFailed, TaskPool
-from headgate.core.shared_state import ClockOffset, Seen
-from headgate.stores.shared.exchange import Message, Reply, Settings, Want, exchange
-from headgate.stores.shared.memory import MemoryState, SharedMemory
+from headgate.sharing.memory import MemoryState, SharedMemory
+from headgate.sharing.slots import Message, Reply, Settings, Want, exchange
+from headgate.sharing.states import ClockOffset, Seen
 from headgate.tasks.names import unregister
 from headgate.tasks.scheduling.share import Share
 from headgate.testing import run, settle
@@ -63,7 +63,7 @@ def test_g20_past_its_deadline_it_asks_for_nothing(monkeypatch: pytest.MonkeyPat
         await settle()
         assert (queued.status, len(counted) < 10) == ("queued", True)
         member.deadline = float("inf")
-        member.wake_all()
+        member.wake(None)
         await settle()
         assert queued.status == "running"
         work.let_go()
@@ -76,12 +76,12 @@ def test_g22_several_wakes_in_one_turn_of_the_loop_are_one_exchange(monkeypatch:
     async def main() -> None:
         place, work = SharedMemory(), Work()
         pool, member = make(place, max_concurrent=1)
-        member.wake_all()  # before it has a loop: that must not make it deaf to those that come
+        member.wake(None)  # before it has a loop: that must not make it deaf to those that come
         running, queued = await pool.submit(work, 1), await pool.submit(work, 2)
         counted = count_exchanges(member, monkeypatch)
         for times in (1, 2):
             for _ in range(5):
-                member.wake_all()
+                member.wake(None)
             await settle()
             assert len(counted) == times
         work.let_go()
@@ -116,7 +116,7 @@ def test_g04_a_resize_that_the_store_could_not_write_is_said_again(monkeypatch: 
         assert two.max_concurrent == 3
         two.resize(2)
         await settle()
-        member.wake_all()
+        member.wake(None)
         await settle()
         assert one.max_concurrent == 2, "it says its own only once"
         work.let_go()

@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from headgate.core.files import Files
 from headgate.errors import StoreWriteFailed
 from headgate.stores import Entry, Journal, JsonLinesStore, StoredTask
-from headgate.stores.jsonl.files import Files
 from headgate.testing.stores import end, submit
 
 __all__ = ["FullDisk", "NoSync", "append", "end", "lives", "numbers", "open_journal", "statuses", "submit"]

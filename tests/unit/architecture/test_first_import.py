@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import SCALE
 
 SOURCES = Path(__file__).parents[3] / "src"
-KNOWN_CYCLE = "headgate.stores.shared.claims"  # was one, through the package `tasks`
+KNOWN_CYCLE = "headgate.sharing.claims"  # was one, through the package `tasks`
 
 IN_CHILDREN = """
 import importlib, os, sys

@@ -25,12 +25,26 @@ PUBLIC = {
 }
 """What users import, below `headgate`; and all modules directly in `integrations` and `testing`."""
 PORTS = {
-    *("core.shared_state", "stores.port", "discovery.port", "workers.processes.placement", "workers.client.balancing"),
+    *(
+        "sharing.states",
+        "sharing.transactions",
+        "stores.port",
+        "discovery.port",
+        "workers.processes.placement",
+        "workers.client.balancing",
+    ),
     *("workers.processes.keepers", "workers.processes.engine_keepers", "core.pool_executor"),
 }
 ENGINES = (
-    *("gate", "resources.rotation", "resources.effects", "tasks.scheduling", "stores.shared.exchange"),
-    *("stores.shared.claims", "stores.codec", "stores.jsonl.lines", "workers.codec", "workers.protocol.client_session"),
+    *("gate", "resources.rotation", "resources.effects", "tasks.scheduling", "sharing.slots"),
+    *(
+        "sharing.claims",
+        "sharing.protocol",
+        "stores.codec",
+        "stores.jsonl.lines",
+        "workers.codec",
+        "workers.protocol.client_session",
+    ),
     *("workers.protocol.worker_session", "workers.protocol.messages", "workers.protocol.wire", "workers.protocol.bulk"),
     *("observe.history", "observe.lines", "cli.arguments", "cli.batch.journal", "cli.batch.ids"),
 )

@@ -33,8 +33,8 @@ from headgate import (
     pool_wait,
 )
 from headgate.core.clock import clock
+from headgate.core.files import Files
 from headgate.stores import JsonLinesStore, MemoryStore
-from headgate.stores.jsonl.files import Files
 from headgate.testing import settle, virtual
 from tests.support.combined.support import (
     Key,

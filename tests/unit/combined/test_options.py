@@ -25,8 +25,8 @@ from headgate import (
     pool_get,
     pool_list,
 )
+from headgate.sharing.memory import SharedMemory
 from headgate.stores import MemoryStore
-from headgate.stores.shared.memory import SharedMemory
 from headgate.testing import run, virtual
 from tests.support.combined.support import Key, counts, exclusive, free, hold, shared, tagged, use, which
 

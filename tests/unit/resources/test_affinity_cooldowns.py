@@ -22,8 +22,8 @@ from headgate import (
 )
 from headgate.core.clock import clock
 from headgate.resources import least_latency, primary_backup, round_robin, sticky, weighted
+from headgate.sharing.memory import SharedMemory
 from headgate.stores import JsonLinesStore
-from headgate.stores.shared.memory import SharedMemory
 from headgate.testing import capture_events, settle, virtual
 from tests.support.resources.support import Gate, at_once, ident, in_flight, keys
 

@@ -12,9 +12,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from headgate.core.shared_state import ClockOffset, Outcome, Seen
 from headgate.resources import Resource
-from headgate.resources.exchange import Message, Reply, exchange, read
+from headgate.resources.exchange import RESOURCE_HEALTH, News, State
 from headgate.resources.health import UNKNOWN, Local, Outage, Record, is_forgotten, is_same, join, learned, mark_of
 from headgate.resources.members import ANY, Use
 from headgate.resources.permits import Claim, Lease, Share, Wish, claim_of, grant, share_of
@@ -22,6 +21,8 @@ from headgate.resources.replica import Replica
 from headgate.resources.rotation import Rotation
 from headgate.resources.stats import check
 from headgate.resources.strategies import NAMED
+from headgate.sharing.protocol import Message, Reply, exchange, parsed
+from headgate.sharing.states import ClockOffset, Outcome, Seen
 
 SCALE = float(os.environ.get("HEADGATE_SCALE", "0.1"))
 FAST = settings(max_examples=max(50, int(1000 * SCALE**1.3)), deadline=None, derandomize=SCALE < 1)
@@ -236,42 +237,50 @@ def test_h03_shares_are_told() -> None:
 
 
 def say(text: str | None, message: Message, seen: Seen = NOBODY_GONE) -> tuple[str | None, Reply, set[str]]:
-    outcome: Outcome = exchange(text, seen, message)
+    outcome: Outcome = exchange(RESOURCE_HEALTH, text, seen, message)
     return (text if outcome.state is None else outcome.state), outcome.reply, set(outcome.wakes)
+
+
+def news(token: str, member: str, records: dict[str, Record] | None = None, **wishes: Wish) -> Message:
+    return Message(token, member, News(records or {}, wishes))
+
+
+def read(text: str | None) -> State:
+    return RESOURCE_HEALTH.read(parsed(text, RESOURCE_HEALTH), None, lambda names: False)
 
 
 COOLED = Record(outages=(Outage(990.0, 1, 1020.0),), at=990.0)
 
 
 def test_h01_others_are_woken_when_health_changes_and_left_alone_when_it_does_not() -> None:
-    text, _, wakes = say(None, Message("t", "m1"))
+    text, _, wakes = say(None, news("t", "m1"))
     assert not wakes
-    text, reply, wakes = say(text, Message("t", "m2", {"k": COOLED}), NOBODY_GONE._replace(member="m2"))
+    text, reply, wakes = say(text, news("t", "m2", {"k": COOLED}), NOBODY_GONE._replace(member="m2"))
     assert wakes == {"m1"}
-    assert reply.health == {"k": COOLED._replace(at=1000.0)}
-    again, _, wakes = say(text, Message("t", "m2", {"k": COOLED}), NOBODY_GONE._replace(member="m2"))
+    assert reply.body.health == {"k": COOLED._replace(at=1000.0)}
+    again, _, wakes = say(text, news("t", "m2", {"k": COOLED}), NOBODY_GONE._replace(member="m2"))
     assert (again, wakes) == (text, set())
-    looked = exchange(text, NOBODY_GONE, Message("t", "m1"))
-    assert looked.state is None, "to look writes nothing"
+    looked, _, _ = say(text, news("t", "m1"))
+    assert looked == text, "to look writes nothing"
 
 
 def test_h03_members_that_are_gone_lose_their_permits() -> None:
     wish = {"k": Wish(0, 0, 1, 1)}
-    text, reply, _ = say(None, Message("t", "m1", wishes=wish))
-    assert reply.shares["k"].granted == 1
+    text, reply, _ = say(None, news("t", "m1", **wish))
+    assert reply.body.shares["k"].granted == 1
     second = NOBODY_GONE._replace(member="m2")
-    text, reply, wakes = say(text, Message("t", "m2", wishes=wish), second)
-    assert (reply.shares["k"].granted, wakes) == (0, {"m1"})
-    text, reply, _ = say(text, Message("t", "m2"), second._replace(is_gone=lambda member: member == "m1"))
-    assert reply.shares["k"].granted == 1
+    text, reply, wakes = say(text, news("t", "m2", **wish), second)
+    assert (reply.body.shares["k"].granted, wakes) == (0, {"m1"})
+    text, reply, _ = say(text, news("t", "m2"), second._replace(is_gone=lambda member: member == "m1"))
+    assert reply.body.shares["k"].granted == 1
     assert list(read(text).members) == ["m2/t"]
 
 
 def test_h03_two_pools_of_one_process_are_told_apart() -> None:
     wish = {"k": Wish(0, 0, 1, 1)}
-    text, _, _ = say(None, Message("one", "m1", wishes=wish))
-    text, reply, wakes = say(text, Message("two", "m1", wishes=wish))
-    assert (reply.shares["k"].granted, wakes) == (0, {"m1"})
+    text, _, _ = say(None, news("one", "m1", **wish))
+    text, reply, wakes = say(text, news("two", "m1", **wish))
+    assert (reply.body.shares["k"].granted, wakes) == (0, {"m1"})
     text, _, wakes = say(text, Message("one", leaves=True))
     assert list(read(text).members) == ["m1/two"]
     assert wakes == {"m1"}
@@ -300,7 +309,7 @@ GARBAGE = [
 
 @pytest.mark.parametrize("text", GARBAGE)
 def test_g24_garbage_is_reported_and_the_state_begins_anew(text: str) -> None:
-    after, reply, _ = say(text, Message("t", "m1", {"k": COOLED}))
+    after, reply, _ = say(text, news("t", "m1", {"k": COOLED}))
     assert reply.trouble
     assert reply.is_usable
     assert read(after).health == {"k": COOLED._replace(at=1000.0)}
@@ -316,7 +325,7 @@ anything = st.recursive(
 @given(anything)
 def test_g24_any_text_gives_an_answer(body: Any) -> None:
     for text in (json.dumps(body), json.dumps({"v": 1, "health": {"k": body}, "members": {"m/t": {"k": body}}})):
-        after, reply, _ = say(text, Message("t", "m1", {"k": COOLED}, {"k": Wish(0, 0, 1, 1)}))
+        after, reply, _ = say(text, news("t", "m1", {"k": COOLED}, k=Wish(0, 0, 1, 1)))
         assert isinstance(reply, Reply)
         if reply.is_usable:  # else it is of a newer release, and left alone
             read(after)
@@ -324,7 +333,7 @@ def test_g24_any_text_gives_an_answer(body: Any) -> None:
 
 def test_g24_a_newer_format_is_left_alone() -> None:
     text = '{"v": 2, "what": "ever"}'
-    outcome = exchange(text, NOBODY_GONE, Message("t", "m1", {"k": COOLED}))
+    outcome = exchange(RESOURCE_HEALTH, text, NOBODY_GONE, news("t", "m1", {"k": COOLED}))
     assert outcome.state is None
     assert not outcome.reply.is_usable
     assert "newer" in outcome.reply.trouble
@@ -346,14 +355,15 @@ class Process:
     uses: list[tuple[Use, int]] = field(default_factory=list)
     sent: tuple[Message, int] | None = None
     answer: tuple[Reply, ClockOffset, int] | None = None
-    asks: bool = False
+    answered: str | None = None
+    """The id under which it was last answered."""
 
     def __post_init__(self) -> None:
         resources = [Resource("k0", "v", self.limit), Resource("k1", "v")]
         self.rotation = Rotation(
             resources, strategy=NAMED["round_robin"], cooldown_table=(30.0, 60.0, 90.0), probe_on_recovery=True
         )
-        self.replica = Replica(self.rotation, "pool", "t")
+        self.replica = Replica(self.rotation, "pool")
 
     def status(self, name: str) -> str:
         return self.rotation.members[name].resource.status
@@ -436,8 +446,8 @@ class Delays(RuleBasedStateMachine):
         one = self.processes[nth]
         if one.sent is None and one.answer is None:
             one.replica.want_more(self.local(one))
-            message = one.replica.message(self.local(one), looks=looks)
-            one.sent = None if message is None else (message, one.lease)
+            body = one.replica.message(self.local(one), looks=looks)
+            one.sent = None if body is None else (Message("t", one.answered, body), one.lease)
 
     @rule(nth=st.integers(0, 2), twice=st.booleans())
     def deliver(self, nth: int, twice: bool) -> None:
@@ -455,7 +465,11 @@ class Delays(RuleBasedStateMachine):
         one = self.processes[nth]
         if one.answer is not None:
             (reply, offset, lease), one.answer = one.answer, None
-            self.learn(one, one.replica.take(reply, offset, self.local(one), is_current=lease == one.lease))
+            is_current = lease == one.lease
+            if is_current and one.answered != reply.member:
+                one.replica.forget_permits()
+                one.answered = reply.member
+            self.learn(one, one.replica.take(reply.body, offset, self.local(one), is_current=is_current))
 
     @rule(nth=st.integers(0, 2))
     def lose(self, nth: int) -> None:
@@ -465,6 +479,7 @@ class Delays(RuleBasedStateMachine):
         self.made += 1
         one.member = f"m{self.made}"
         one.lease += 1
+        one.answered = None
         one.replica.forget_permits()
 
     @rule(nth=st.integers(0, 2))
@@ -477,7 +492,7 @@ class Delays(RuleBasedStateMachine):
         """Somebody spoils the records: what processes know is told again."""
         state = read(self.text)
         state.health.clear()
-        self.text = state.text()
+        self.text = json.dumps({"v": RESOURCE_HEALTH.format, **RESOURCE_HEALTH.write(state)})
 
     # -- what holds ----------------------------------------------------------------------------------------------------
 

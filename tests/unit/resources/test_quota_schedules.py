@@ -27,7 +27,7 @@ from headgate.resources import Member
 from headgate.resources.engine import engine_of
 from headgate.resources.members import WaitTicket
 from headgate.resources.signals import SIGNALS
-from headgate.stores.shared.memory import SharedMemory
+from headgate.sharing.memory import SharedMemory
 from headgate.testing import settle, virtual
 from tests.conftest import SCALE
 from tests.support.resources.support import at_once

@@ -18,11 +18,11 @@ import pytest
 
 import headgate
 from headgate.core.clock import clock
-from headgate.core.shared_state import Step
 from headgate.errors import InvalidArgument, PoolClosed, PoolExhausted
 from headgate.resources import CooldownResource, DisableResource, Resource, ResourcePool
 from headgate.resources.engine import engine_of
-from headgate.stores.shared.memory import MemoryState, SharedMemory
+from headgate.sharing.memory import MemoryState, SharedMemory
+from headgate.sharing.states import Step
 from headgate.testing import settle, virtual
 from tests.support.resources.support import Gate, always, by_id, ident, rate_limited, revoked, status
 
@@ -457,18 +457,19 @@ async def test_h03_a_process_that_is_alone_does_not_ask_again() -> None:
 async def test_h03_a_resource_is_leased_although_calls_can_do_without_it() -> None:
     place = SharedMemory()
 
-    def process() -> ResourcePool[str]:
+    def process(store: MemoryState) -> ResourcePool[str]:
         keys = [Resource("paid", "v", 2), Resource("free", "v")]
-        return ResourcePool(keys, strategy="primary_backup", name="keys", store=place.member())
+        return ResourcePool(keys, strategy="primary_backup", name="keys", store=store)
 
-    one, other, gate = process(), process(), Gate()
+    store = place.member()
+    one, other, gate = process(store), process(place.member()), Gate()
     assert await one.run(ident) == await other.run(ident) == "paid"
     held = [asyncio.create_task(one.run(gate)) for _ in range(2)]
     await settle()
     assert gate.entered == ["paid", "free"], "the other process has the second permit"
     await asyncio.sleep(5)
     assert await one.run(ident) == "free"
-    engine_of(one).shared.look()  # type: ignore[union-attr]  # as at a heartbeat
+    store.wake(None)  # as at a heartbeat
     assert await one.run(ident) == "paid", "which the other does not use"
     for number in range(2):
         gate.finish(number)
@@ -772,7 +773,7 @@ async def test_h04_a_store_that_cannot_write_is_tried_again_and_logged_once(capl
     assert sum("could not be stored" in record.getMessage() for record in caplog.records) == 1
     assert status(other, "k1") == "healthy"
     store.transact = transact  # type: ignore[method-assign]
-    store.wake_all()
+    store.wake(None)
     assert status(other, "k1") == status(other, "k2") == "disabled"
 
 
@@ -821,7 +822,7 @@ async def test_g24_garbage_in_the_store_is_warned_of_once_and_told_again(caplog:
     for text in ("os:system", '{"v": 1, "health": {"k": "os:system"}, "members": {}}', "os:system"):
         place.texts[KEY] = text
         for member in list(place.members.values()):
-            member.wake_all()
+            member.wake(None)
     reported()
     assert status(one, "k1") == status(other, "k1") == status(share(place), "k1") == "disabled"
     said = [record.getMessage() for record in caplog.records if "unreadable" in record.getMessage()]

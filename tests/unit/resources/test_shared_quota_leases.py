@@ -11,9 +11,9 @@ import pytest
 
 from headgate import PoolExhausted, Resource, ResourcePool
 from headgate.core.clock import clock
-from headgate.core.shared_state import Step
 from headgate.resources.shared_quotas import PATIENCE
-from headgate.stores.shared.memory import MemoryState, SharedMemory
+from headgate.sharing.memory import MemoryState, SharedMemory
+from headgate.sharing.states import Step
 from headgate.testing import settle, virtual
 from tests.support.resources.support import Gate, at_once, ident
 from tests.unit.resources.test_quotas import Upstream

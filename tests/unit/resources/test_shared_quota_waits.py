@@ -10,11 +10,11 @@ import pytest
 
 from headgate import CooldownResource, PoolExhausted, Resource, ResourcePool
 from headgate.core.clock import clock
-from headgate.core.shared_state import ClockOffset
 from headgate.resources.accounts import Account
 from headgate.resources.leased_budget import LeasedBudget
-from headgate.resources.quota_exchange import Reply
-from headgate.stores.shared.memory import SharedMemory
+from headgate.resources.quota_exchange import Granted
+from headgate.sharing.memory import SharedMemory
+from headgate.sharing.states import ClockOffset
 from headgate.testing import settle, virtual
 from tests.support.resources.support import Gate, at_once, ident
 from tests.unit.resources.test_quotas import Upstream, limited
@@ -93,11 +93,11 @@ def test_h10_the_end_of_a_call_gives_back_nothing_if_it_began_before_the_quota_w
     quota = at_once(requests=4, per=10.0)
     account = Account(quota)
     before = account.reserve(0.0, 0.0)
-    budget = LeasedBudget(quota, "token", lambda: None)
+    budget = LeasedBudget(quota, lambda: None)
     account.lease(budget, Mock(askers={}), 0.0)
-    message = budget.message(looks=True)
-    assert message is not None
-    budget.take(message, Reply(0.0, "me", {"requests": 2.0}, {"requests": 4.0}, None, False, quota), ClockOffset(), 0.0)
+    report = budget.message(looks=True)
+    assert report is not None
+    budget.take(report, Granted({"requests": 2.0}, {"requests": 4.0}, None, False, quota), ClockOffset(), 0.0)
     account.reserve(0.0, 0.0)
     account.settle(before, 1.0, answered=True)
     assert budget.left("requests", 1.0) == 1.0

@@ -19,10 +19,11 @@ from hypothesis import strategies as st
 import headgate
 from headgate import PoolExhausted, Quota, Resource, ResourcePool, TaskPool
 from headgate.core.clock import clock
-from headgate.core.shared_state import Seen, timed
 from headgate.resources.leased_budget import LeasedBudget
-from headgate.resources.quota_exchange import Message, Reply, exchange
-from headgate.stores.shared.memory import MemoryState, SharedMemory
+from headgate.resources.quota_exchange import SHARED_QUOTA, Report
+from headgate.sharing.memory import MemoryState, SharedMemory
+from headgate.sharing.protocol import Message, Reply, exchange
+from headgate.sharing.states import Seen, timed
 from headgate.testing import settle, virtual
 from tests.conftest import SCALE
 from tests.support.resources.support import Gate, at_once, ident
@@ -341,7 +342,8 @@ class Process:
 
     def __init__(self, name: str, quota: Quota) -> None:
         self.name = name
-        self.budget = LeasedBudget(quota, "t", lambda: None)
+        self.budget = LeasedBudget(quota, lambda: None)
+        self.answered: str | None = None
         self.running: list[tuple[dict[str, float], float]] = []
         self.gone = False
 
@@ -373,9 +375,10 @@ def test_h10_h05_no_schedule_of_processes_exceeds_a_quota(
 
     def send(process: Process, *, lose_answer: bool) -> None:
         nonlocal text, now
-        message = process.budget.message(looks=True)
-        assert message is not None
-        step = timed(lambda text, seen: exchange(text, seen, message), now)
+        report = process.budget.message(looks=True)
+        assert report is not None
+        message = Message("t", process.answered, report)
+        step = timed(lambda text, seen: exchange(SHARED_QUOTA, text, seen, message), now)
         for _ in range(2 if lose_answer else 1):
             now += next(paused)
             seen = Seen(now, process.name, is_gone)
@@ -386,8 +389,9 @@ def test_h10_h05_no_schedule_of_processes_exceeds_a_quota(
         now += next(paused)
         if not lose_answer:
             reply, offset = outcome.reply
-            process.budget.take(message, reply, offset, now)
-            if reply.is_wanted:
+            process.answered = reply.member
+            process.budget.take(report, reply.body, offset, now)
+            if reply.body.is_wanted:
                 process.budget.give_back(now)
 
     for who, what, cost, seconds in steps:
@@ -427,8 +431,8 @@ _JSON = st.recursive(
 @given(st.text(max_size=60) | _JSON.map(json.dumps))
 @settings(max_examples=max(60, int(600 * SCALE)), deadline=None)
 def test_g24_any_text_of_a_quota_gives_an_answer(text: str) -> None:
-    message = Message("t", 1, None, at_once(requests=5))
-    outcome = exchange(text, Seen(100.0, "m1", lambda member: False), message)
+    message = Message("t", None, Report(1, at_once(requests=5)))
+    outcome = exchange(SHARED_QUOTA, text, Seen(100.0, "m1", lambda member: False), message)
     assert isinstance(outcome.reply, Reply)
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from headgate.core.files import Files
 from headgate.errors import StoreWriteFailed
 from headgate.stores import Done, Entry, JsonLinesStore, MemoryStore, StoredTask
-from headgate.stores.jsonl.files import Files
 from headgate.stores.memory import MemoryJournal
 from headgate.testing import check_store
 from tests.support.stores.support import NoSync

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from headgate.core.files import Files
 from headgate.errors import InvalidArgument, InvalidType, StoreFormatTooNew, StoreLocked, StoreWriteFailed
 from headgate.stores import JsonLinesStore, Opaque, read_journal
 from headgate.stores.jsonl import writer
-from headgate.stores.jsonl.files import Files
 from tests.support.stores.support import NoSync, append, end, lives, numbers, open_journal, statuses, submit
 
 

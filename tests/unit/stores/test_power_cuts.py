@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import pytest
 
+from headgate.core.files import Files
 from headgate.stores.jsonl import writer
-from headgate.stores.jsonl.files import Files
 from tests.support.stores.support import NoSync, end, open_journal, submit
 
 

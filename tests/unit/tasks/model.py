@@ -16,9 +16,9 @@ from collections.abc import Callable, Collection, Hashable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
+from headgate.core.key_windows import Window
 from headgate.tasks.fairness import jain
 from headgate.tasks.model import PLAIN, Moment, TaskRecord, Terms
-from headgate.tasks.scheduling.idempotency import Window
 
 SCALE = float(os.environ.get("HEADGATE_SCALE", "0.1"))
 

@@ -21,7 +21,7 @@ from headgate import (
     ring_buffer,
     subscribe,
 )
-from headgate.stores.shared.memory import SharedMemory
+from headgate.sharing.memory import SharedMemory
 from headgate.tasks import PoolSubmit
 from headgate.testing import capture_events, run, settle, virtual
 from tests.support.tasks.support import AUDIT, EVERY_STRATEGY, Flaky, Gate, Turns, counts, quick, slow

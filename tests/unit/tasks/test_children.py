@@ -28,8 +28,8 @@ from headgate import (
     pool_wait,
     spawn_to_pool,
 )
+from headgate.sharing.memory import SharedMemory
 from headgate.stores import JsonLinesStore
-from headgate.stores.shared.memory import SharedMemory
 from headgate.testing import run, settle, virtual
 from tests.support.tasks.support import EVERY_STRATEGY, Gate, counts, quick, slow, until
 from tests.unit.tasks.test_shared_pools import Work, make

@@ -34,9 +34,9 @@ from headgate import (
     ring_buffer,
     subscribe,
 )
+from headgate.core.files import Files
 from headgate.errors import PoolBusy, QueueFull
 from headgate.stores import JsonLinesStore, MemoryStore, read_journal
-from headgate.stores.jsonl.files import Files
 
 
 @pytest.fixture(autouse=True)

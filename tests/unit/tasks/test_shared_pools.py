@@ -27,8 +27,9 @@ from headgate import (
     fair_round_robin,
     fair_share,
 )
-from headgate.stores.shared.memory import MemoryState, SharedMemory
+from headgate.sharing.memory import MemoryState, SharedMemory
 from headgate.tasks.names import unregister
+from headgate.tasks.scheduling.share import BLOCK
 from headgate.testing import run, settle
 from tests.support.tasks.result_samples import Answer
 
@@ -185,6 +186,7 @@ async def test_g04_a_lower_limit_reaches_a_pool_that_is_alone_at_once() -> None:
     for number in range(9):
         _ = await one.submit(work, number)
     two.resize(1)
+    await asyncio.sleep(2 * BLOCK)
     work.let_go(0, 1, 2)
     await turns()
     assert work.running.total() == 1
@@ -349,7 +351,7 @@ async def test_g11_tenants_take_turns_across_pools() -> None:
     work.let_go(("gate", 0))
     await blocker
     for _ in range(18):
-        await turns()
+        await asyncio.sleep(2 * BLOCK)
         work.let_go(*[name for name, count in work.running.items() if count])
     await asyncio.gather(*(pool.close() for pool in pools))
     began = [tenant for tenant, _ in work.began][1:]
@@ -567,7 +569,7 @@ async def test_g20_past_its_deadline_a_member_starts_nothing() -> None:
     await turns()
     assert queued.status == "queued"
     member.deadline = float("inf")
-    member.wake_all()
+    member.wake(None)
     await turns()
     assert queued.status == "running"
     work.let_go(2)
@@ -655,14 +657,14 @@ async def test_g13_a_follower_that_is_woken_twice_keeps_what_it_takes_over() -> 
     member.hold_up()  # two wake-ups come before the answer to the first
     dies.close()
     held, member._held_back = member._held_back, None
-    member.wake_all()
+    member.wake(None)
     member._held_back = held
     await turns()
     member._held_back, again = None, member._held_back
-    member.wake_all()
+    member.wake(None)
     await turns()
-    for run_held in again or ():
-        run_held()
+    for call in again or ():
+        member._run(call)
     await turns()
     assert loser.status == "running"
     work.let_go(1)

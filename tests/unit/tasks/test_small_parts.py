@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from headgate.core.key_windows import checked_window
 from headgate.errors import InvalidArgument
 from headgate.tasks.model import TaskRecord, Terms
-from headgate.tasks.scheduling.idempotency import checked_window, difference, equal, work_of
+from headgate.tasks.scheduling.idempotency import difference, equal, work_of
 from headgate.tasks.scheduling.submit_queue import Arrival, SubmitQueue
 from headgate.tasks.scheduling.timers import Timers
 from tests.unit.tasks.model import record

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from headgate.core.key_windows import holds_key
 from headgate.tasks.model import Moment, TaskRecord, Terms
-from headgate.tasks.scheduling.idempotency import holds_key
 from headgate.tasks.scheduling.states import TRANSITIONS, Former, IllegalMove, TaskStates
 from tests.unit.tasks.model import LedgerModel, holds, record
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from headgate.core.shared_state import Listener, Outcome, Seen, Step
-from headgate.stores.shared.memory import MemoryState, SharedMemory
+from headgate.sharing.memory import MemoryState, SharedMemory
+from headgate.sharing.states import Listener, Outcome, Seen, Step
 from headgate.testing import check_shared_state
 
 

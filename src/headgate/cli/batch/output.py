@@ -46,7 +46,7 @@ from headgate.cli.batch.journal import (
 )
 from headgate.cli.output import WrongCall
 from headgate.core.clock import clock
-from headgate.stores.shared.sqlite_place import boot_id
+from headgate.sharing.sqlite.place import boot_id
 
 _SHORT = 1 << 22  # bytes below which a journal is not replaced by a shorter one
 _PIPE = 4096  # bytes that a pipe takes at once if it takes any

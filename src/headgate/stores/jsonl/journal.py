@@ -33,6 +33,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
+from headgate.core.key_windows import holds_key
 from headgate.stores.codec import Codec, decode
 from headgate.stores.jsonl.lines import FORMAT, HEAD, OPEN, Writer, is_intact, window_of
 from headgate.stores.port import StoredTask
@@ -276,9 +277,6 @@ def forgettable(ends: Iterable[End], keep: int, now: float) -> set[int]:
 def _holds_key(end: End, now: float) -> bool:
     if end.window is None:
         return False
-    # Not at the top: `headgate.tasks` imports this package while it is being imported itself.
-    from headgate.tasks.scheduling.idempotency import holds_key
-
     try:
         return holds_key(end.window, end.status, end.at, now)
     except (KeyError, TypeError):  # a window of a later release

@@ -20,7 +20,7 @@ from itertools import islice
 from pathlib import Path
 
 from headgate.core.clock import clock
-from headgate.stores.jsonl.files import Files, generation
+from headgate.core.files import Files, generation
 
 _TRIES = 5
 _PAUSE = 0.01

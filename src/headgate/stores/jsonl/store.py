@@ -27,14 +27,14 @@ from typing import Any, Final, get_args
 
 from headgate.core.checks import named_options
 from headgate.core.clock import clock
+from headgate.core.files import Files, write_failed
 from headgate.errors import InvalidArgument, InvalidType, StoreFormatTooNew, StoreLocked
 from headgate.stores.codec import Codec
-from headgate.stores.jsonl.files import Files
 from headgate.stores.jsonl.journal import Bad, History, last_writer
 from headgate.stores.jsonl.lines import FORMAT, Writer, file_name, header_line, open_line, stale_line
 from headgate.stores.jsonl.locked_file import LockedFile, fresh_path
 from headgate.stores.jsonl.scanner import scan
-from headgate.stores.jsonl.writer import JsonLinesJournal, write_failed
+from headgate.stores.jsonl.writer import JsonLinesJournal
 from headgate.stores.port import StoredTask
 
 _log = logging.getLogger("headgate.stores")

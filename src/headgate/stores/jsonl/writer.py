@@ -24,7 +24,6 @@ lines it had after the last one, so in the long run each entry pays for a consta
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -34,10 +33,10 @@ from pathlib import Path
 from typing import Protocol
 
 from headgate.core.clock import clock
+from headgate.core.files import generation, write_failed
 from headgate.errors import StoreWriteFailed
 from headgate.stores.codec import Codec, why_opaque
 from headgate.stores.jsonl.compaction import wanted, what_and_whose
-from headgate.stores.jsonl.files import generation
 from headgate.stores.jsonl.lines import entry_line
 from headgate.stores.losses import Losses
 from headgate.stores.port import Done, Entry, StoredTask
@@ -316,16 +315,6 @@ class JsonLinesJournal:
         """Set at how many lines and bytes to compact, given how many are needed now."""
         self._most_lines = 4 * lines + _MANY_LINES
         self._most_bytes = 4 * size + _MANY_BYTES
-
-
-def write_failed(path: object, cause: Exception) -> StoreWriteFailed:
-    """Make the error for a journal that could not be written."""
-    text, number = (cause.strerror, cause.errno) if isinstance(cause, OSError) else (None, None)
-    is_full = number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    remedy = None if is_full else "Mend the cause named above, or use another path."
-    error = StoreWriteFailed(f"{path} could not be written: {text or cause}", remedy=remedy)
-    error.__cause__ = cause
-    return error
 
 
 def _told_of(path: str, error: Exception) -> StoreWriteFailed:

@@ -20,6 +20,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from headgate.core.clock import clock
+from headgate.core.key_windows import Window, checked_window
 from headgate.core.redaction import redact
 from headgate.errors import StoreWriteFailed, TaskFailed
 from headgate.stores.codec import canonical
@@ -28,7 +29,7 @@ from headgate.stores.port import Done, Entry, ErrorText, Journal, StoredTask
 from headgate.stores.result_types import LOADED, ResultTypes
 from headgate.tasks.handle import TaskHandle
 from headgate.tasks.model import PLAIN, TERMINAL, Dropped, Failure, Moment, TaskRecord, TaskStatus, Terms, Told
-from headgate.tasks.scheduling.idempotency import Window, checked_window, difference, payload_name, work_of
+from headgate.tasks.scheduling.idempotency import difference, payload_name, work_of
 from headgate.tasks.scheduling.states import Former
 
 if TYPE_CHECKING:

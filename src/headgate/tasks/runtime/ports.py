@@ -18,7 +18,7 @@ from headgate.tasks.scheduling.budget import SlotBudget
 if TYPE_CHECKING:
     import asyncio
 
-    from headgate.core.shared_state import SharedState
+    from headgate.sharing.states import SharedState
 
 
 class Runner(Protocol):

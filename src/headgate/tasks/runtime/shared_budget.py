@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from headgate.core.checks import checked_flag, checked_whole
 from headgate.core.clock import clock
 from headgate.core.fences import FENCED, Fenced
-from headgate.core.shared_state import Outcome, Seen, SharedState
 from headgate.errors import HeadgateError, InvalidArgument, StoreUnreachable
-from headgate.stores.shared.exchange import Message, Reply, Settings, exchange
+from headgate.sharing.slots import Message, Reply, Settings, exchange
+from headgate.sharing.states import Outcome, Seen, SharedState
 from headgate.tasks.events import POOLS, PoolLeaseLost, PoolSettingsDiffer, PoolStoreTrouble
 from headgate.tasks.model import Scope, TaskRecord, View
 from headgate.tasks.scheduling.idempotency import work_of
@@ -64,7 +64,9 @@ class SharedBudget:
         on_lease_lost: OnLeaseLost,
     ) -> None:
         """`counts` says whether backpressure counts the queued tasks of all members."""
-        self.share: Share = Share(settings, self._changed, fencing=fencing, kept=self._on_kept)
+        self.share: Share = Share(
+            settings, self._changed, fencing=fencing, kept=self._on_kept, clock=lambda: clock.now()
+        )
         self.fencing: bool = fencing
         self.reachable: bool = True
         """Did the store answer when it was last asked?"""
@@ -310,6 +312,7 @@ class SharedBudget:
     def trouble(self, error: BaseException) -> None:
         """Note that the store does not answer, or cannot write. Reported once until it works again."""
         self.reachable = False
+        self.share.end_blocks()
         for one in self._waiting:
             if not one.done():
                 one.set_result(None)

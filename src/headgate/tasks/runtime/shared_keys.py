@@ -1,6 +1,6 @@
 """Idempotency keys of pools that share a budget: who runs a key, and how the others get its result.
 
-`stores/shared/claims.py` decides; this asks the store, runs what is ours, and follows what is not. A task that follows
+`sharing/claims.py` decides; this asks the store, runs what is ours, and follows what is not. A task that follows
 another process is a task of this pool like any other, except that it is set aside and never gets a slot: it can be
 awaited, cancelled (which only stops following) and waited for by other tasks, which lend their slots meanwhile.
 """
@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from headgate.core.clock import clock
 from headgate.core.redaction import redact
-from headgate.core.shared_state import Outcome, SharedState
 from headgate.errors import IdempotencyConflict, StoreWriteFailed, TaskFailed
+from headgate.sharing import claims
+from headgate.sharing.states import Outcome, SharedState
 from headgate.stores.codec import decode, encode, is_opaque
 from headgate.stores.losses import Losses
 from headgate.stores.result_types import ResultTypes
-from headgate.stores.shared import claims
 from headgate.tasks.model import Dropped, Failure, TaskRecord, TaskStatus, Told
 from headgate.tasks.runtime.durable import digest_difference, digest_of
 from headgate.tasks.runtime.results import ResultPolicy
@@ -166,7 +166,7 @@ class SharedKeys:
             self._post(key, partial(claims.release, owner))  # with its parent: the first of those who follow it runs it
             return
         ended = _ended(task)
-        if not is_opaque(ended.result):
+        if not ended.is_lost:
             self._post(key, partial(claims.settle, owner, ended))
             return
         self._losses.tell(task.outcome)
@@ -219,7 +219,8 @@ class _Ears:
 def _ended(task: TaskRecord) -> claims.Ended:
     outcome = task.outcome
     if task.status == "completed":
-        return claims.Ended("completed", encode(outcome))
+        kept = encode(outcome)
+        return claims.Ended("completed", kept, is_lost=is_opaque(kept))
     if task.status == "failed":
         kind = type(outcome.error)
         return claims.Ended("failed", None, (f"{kind.__module__}:{kind.__qualname__}", redact(outcome.told.text)))

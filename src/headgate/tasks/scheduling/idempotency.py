@@ -1,34 +1,14 @@
-"""How long does a finished task hold its idempotency key?
-
-While a task is unfinished it always holds its key: a duplicate is the same task. Afterwards its window decides.
-
-| window | held after | released by |
-|---|---|---|
-| ``while_active`` | nothing | any end |
-| ``until_success`` (default) | completed | every other end |
-| ``forever`` | completed, failed, expired | rejected, cancelled, stale |
-| seconds | completed, for so long from its end | every other end, or time |
-
-Inside a process the monotonic clock counts these seconds. Across restarts only the wall clock can tell how many have
-passed: who sets it forward meanwhile ends windows.
-"""
+"""Idempotency keys of one pool: what a key stands for, and how other work under the same key is told apart."""
 
 from __future__ import annotations
 
 import reprlib
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, Literal, TypeAlias, get_args
+from typing import Any, Final, Literal, TypeAlias
 
-from headgate.core.checks import is_finite
 from headgate.core.redaction import redact
 from headgate.errors import InvalidArgument
-
-WindowName: TypeAlias = Literal["while_active", "until_success", "forever"]
-Window: TypeAlias = WindowName | float
-"""The name of a window, or its length in seconds."""
-
-WINDOWS: Final[tuple[WindowName, ...]] = get_args(WindowName)
 
 OnConflict: TypeAlias = Literal["error", "trust_key"]
 """What becomes of a submit whose key is held by other work: IdempotencyConflict, or the result of that work."""
@@ -36,12 +16,6 @@ OnConflict: TypeAlias = Literal["error", "trust_key"]
 _PAYLOAD: Final = "payload_id="
 _SHORT: Final = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 80
-
-_HOLDING: Final[dict[str, frozenset[str]]] = {
-    "while_active": frozenset(),
-    "until_success": frozenset({"completed"}),
-    "forever": frozenset({"completed", "failed", "expired"}),
-}
 
 
 def is_key(key: object) -> bool:
@@ -54,25 +28,6 @@ def checked_on_conflict(on_conflict: object) -> OnConflict:
     if on_conflict not in ("error", "trust_key"):
         raise InvalidArgument(f"on_conflict must be 'error' or 'trust_key', got {on_conflict!r}")
     return on_conflict
-
-
-def checked_window(window: object) -> Window:
-    """A window as it may be used, or InvalidArgument."""
-    if isinstance(window, str) and window in WINDOWS:
-        return window
-    if is_finite(window) and window > 0:
-        return float(window)
-    raise InvalidArgument(
-        f"window must be one of {', '.join(WINDOWS)}, or seconds > 0, got {window!r}",
-        remedy="Leave it out for 'until_success': a completed task holds its key, every other end releases it.",
-    )
-
-
-def holds_key(window: Window, status: str, finished_at: float | None, now: float) -> bool:
-    """Does a task in this terminal status still hold its key? Both times on the same clock, in seconds."""
-    if isinstance(window, str):
-        return status in _HOLDING[window]
-    return status == "completed" and finished_at is not None and now < finished_at + window
 
 
 def difference(old: str, new: str, *, same_arguments: bool | None, arguments_differ: str = "") -> str:

@@ -1,11 +1,13 @@
 """What one pool has of a budget that other processes share, and its side of the exchange. Pure.
 
 The scheduler tells it which tasks use slots; `message` says what the others are to know, and `replied` takes in the
-answer (see `stores/shared/exchange.py`). A slot that comes free is given back with the next message, unless nobody else
+answer (see `sharing/slots.py`). A slot that comes free is given back with the next message, unless nobody else
 waits: then it goes to the next task here at once. If none is queued here and this pool is the only member, the slot
 is kept for a moment: tasks that are submitted one after the other need no exchange then. Nobody is there who could miss
 it, and this pool is woken when somebody joins. Grants that come to nothing (the task was cancelled, no resource is
 there for it) go back with the next message too, and nobody pays for them.
+
+A slot may also go to the next tasks here for `BLOCK` seconds after it was granted: see "Blocks" there.
 
 A lent slot is kept until the next message, for descendants of the lender that are queued here; then it goes back. A
 lender that wants a slot again is announced before all that only queue.
@@ -13,15 +15,18 @@ lender that wants a slot again is announced before all that only queue.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Final
 
-from headgate.core.shared_state import ClockOffset
-from headgate.stores.shared.exchange import FAIR, MOST_WANTS, MemberView, Message, Reply, Settings, Want
+from headgate.sharing.slots import FAIR, MOST_WANTS, Charge, MemberView, Message, Reply, Settings, Want
+from headgate.sharing.states import ClockOffset
 from headgate.tasks.model import TaskRecord
 from headgate.tasks.scheduling.queues.shared import SharedQueue
 
+BLOCK: Final = 0.005
+"""Seconds for which a granted slot goes from task to task without asking."""
 _SPARE: Final = 2
 """How many more entries are announced than there are slots: what is granted meanwhile does not leave it empty."""
 
@@ -36,11 +41,12 @@ class Share:
         *,
         fencing: bool = False,
         kept: Callable[[], None] | None = None,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         """`changed` is called, possibly many times, when a message should be sent soon.
 
         `kept` is called when a slot is kept that no task uses: a message should be sent if that lasts. Without it none
-        is kept.
+        is kept. `clock` gives the time of `message` and `replied`; without it there are no blocks.
         """
         self.unserved: set[Hashable] = set()
         """Requirements that nothing can serve now: tasks that have one are not announced."""
@@ -64,6 +70,10 @@ class Share:
         self._lent: list[str] = []  # lent slots that may still go to descendants of the lenders
         self._returns: list[str] = []  # slots granted to lenders
         self._refunds: list[tuple[str, float]] = []
+        self._clock = None if fencing else clock
+        self._block_ends: dict[TaskRecord, float] = {}  # of tasks whose slot was granted a short time ago
+        self._charges: dict[str, Charge] = {}  # what was started within blocks, by tenant
+        self._outranks = -math.inf
         self._seq = 0
         self._seen = 0
         self._ahead: float | None = None  # how far the clock of the store is ahead of ours
@@ -95,7 +105,7 @@ class Share:
         if self._counted:
             self._changed()
             return
-        if self.kept and self._may_reuse() and self.queue.reuse("", self._seen):
+        if self.kept and self._may_reuse() and self.queue.reuse("", self._seen) is not None:
             self.kept -= 1
             return
         if self.alone and not self._fencing and self.held >= settings.limit:
@@ -110,22 +120,48 @@ class Share:
     def started(self, task: TaskRecord) -> None:
         """Note that a task uses a slot now."""
         self._in_use[task] = self.queue.token(task)
-        if self._fencing and self.queue.taken is not None:
-            self.fences[task] = self.queue.taken.fence
+        taken = self.queue.taken
+        if taken is not None:
+            if self._fencing:
+                self.fences[task] = taken.fence
+            elif taken.block_ends:
+                self._block_ends[task] = taken.block_ends
+                self.queue.taken = None
 
     def ended(self, task: TaskRecord) -> None:
         """Note that a task uses its slot no longer. The slot may go to another task here at once."""
+        block_ends = self._block_ends.pop(task, 0.0)
         token = self._stop(task)
         if token is None:
             self._changed()  # there is room here now, see `_wants`
             return
-        if self._may_reuse() and self.queue.reuse(token, self._seen):
+        if self._may_reuse():
+            if self.queue.reuse(token, self._seen) is not None:
+                return
+        elif block_ends and self._reused_in_block(token, block_ends):
             return
         if self._on_kept is not None and self._may_keep():
             self.kept += 1
             self._on_kept()
         else:
             self._changed()
+
+    def _reused_in_block(self, token: str, block_ends: float) -> bool:
+        """Give a slot to the next task here if its block is not over. What that costs is said afterwards."""
+        if self._clock is None or self._clock() >= block_ends or self._counted:
+            return False
+        reused = self.queue.reuse(token, self._seen, block_ends=block_ends, outranks=self._outranks)
+        if reused is None:
+            return False
+        known = self._charges.get(reused.tenant)
+        if known is not None:
+            reused = known._replace(cost=known.cost + reused.cost)
+        self._charges[reused.tenant] = reused
+        return True
+
+    def end_blocks(self) -> None:
+        """Ask before any slot is used again: the store does not answer, or the limits have changed."""
+        self._block_ends.clear()
 
     def _may_keep(self) -> bool:
         """May a slot that came free wait for a task that is submitted soon? Only if there is no other member.
@@ -181,6 +217,7 @@ class Share:
 
     def _stop(self, task: TaskRecord) -> str | None:
         self.fences.pop(task, None)
+        self._block_ends.pop(task, None)
         if task in self._outside:
             self._outside.discard(task)
             return None
@@ -221,8 +258,9 @@ class Share:
         self._returns.clear()
         self.kept = 0
         refunds, self._refunds = self._refunds, []
+        charges, self._charges = list(self._charges.values()), {}
         if self.settings.kind not in FAIR:
-            refunds = []
+            refunds, charges = [], []
         wants = [] if leaves else self._wants(now, returning)
         self._seq += 1
         self._said_at = now
@@ -237,6 +275,7 @@ class Share:
             counts,
             blocked,
             refunds,
+            charges,
             self._seen,
             *origin,
             None if limit is None else limit[0],
@@ -270,7 +309,7 @@ class Share:
         self._caps = None if self._caps is told_caps else self._caps
         self._ahead = self._ahead_by(reply, now)
         self._seen = max(self._seen, reply.seen)
-        self._full, self.members = reply.full, reply.members
+        self._full, self.members, self._outranks = reply.full, reply.members, reply.outranks
         self.alone, self._counted = reply.alone, reply.counts
         for tenant, tag in reply.recent:
             queue.set_tag(tenant, tag)
@@ -278,6 +317,8 @@ class Share:
         for grant in reply.grants:
             if grant.returning:
                 self._returns.append(grant.tenant)
+            elif self._clock is not None:
+                queue.grant(grant._replace(block_ends=now + BLOCK))
             else:
                 queue.grant(grant)
         return bool(reply.grants)
@@ -297,6 +338,7 @@ class Share:
         """Go by the settings that all members have."""
         if settings != self.queue.settings:
             self.queue.change(settings)
+            self.end_blocks()
             self._in_use = {task: self.queue.token(task) for task in self._in_use}
 
     def contended(self) -> None:
@@ -311,6 +353,8 @@ class Share:
         self._lent.clear()
         self._returns.clear()
         self._refunds.clear()
+        self._charges.clear()
+        self.end_blocks()
         self.kept = 0
         self.member, self._seq, self._seen, self.alone, self._least = "", 0, 0, False, None
 

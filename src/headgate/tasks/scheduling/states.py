@@ -17,6 +17,7 @@ from itertools import count, islice
 from typing import Any, Final, NamedTuple
 from weakref import ref
 
+from headgate.core.key_windows import Window, holds_key
 from headgate.tasks.model import (
     PLAIN,
     TERMINAL,
@@ -28,7 +29,6 @@ from headgate.tasks.model import (
     leave_parent,
     remains_of,
 )
-from headgate.tasks.scheduling.idempotency import Window, holds_key
 
 TRANSITIONS: Final[dict[TaskStatus, frozenset[TaskStatus]]] = {
     "queued": frozenset({"running", "failed", "rejected", "cancelled", "expired", "stale"}),

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import IO, Any
 
 from headgate import PostgresStore
-from headgate.core.shared_state import Outcome, Seen, Step
+from headgate.sharing.states import Outcome, Seen, Step
 
 PATIENCE = 60.0
 """Seconds until what does not happen is a failure."""

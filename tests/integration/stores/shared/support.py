@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from headgate.core.shared_state import Outcome, Seen, SharedState, Step
+from headgate.sharing.states import Outcome, Seen, SharedState, Step
 from tests.integration.tasks.programs import Program
 
 PATIENCE = 30.0
@@ -79,8 +79,8 @@ class Listener:
 
 MEMBER = """
 import json, os, sys, threading
-from headgate.core.shared_state import Outcome
-from headgate.stores.shared.sqlite import SqliteStore
+from headgate.sharing.states import Outcome
+from headgate.stores.sqlite import SqliteStore
 from tests.integration.stores.shared.support import Listener, ask, gone, increment, read, wake, who, write
 
 store = SqliteStore(sys.argv[1], heartbeat=float(sys.argv[2]))

@@ -21,8 +21,8 @@ from headgate.errors import (
     StoreUnreachable,
     StoreWriteFailed,
 )
-from headgate.stores.shared.postgres_address import parsed
-from headgate.stores.shared.postgres_errors import Verdict, explained
+from headgate.sharing.postgres.address import parsed
+from headgate.sharing.postgres.errors import Verdict, explained
 from tests.faults import Proxy
 from tests.integration.stores.shared.postgres_support import PATIENCE, Heard, eventually, increment
 from tests.integration.stores.shared.postgres_support import ask as step

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import pytest
 
 from headgate import PostgresStore
-from headgate.core.shared_state import Outcome
 from headgate.errors import PoolClosed, StoreUnreachable
+from headgate.sharing.states import Outcome
 from tests.faults import Proxy
 from tests.integration.stores.shared.postgres_support import (
     PATIENCE,

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from headgate import PostgresStore
-from headgate.core.shared_state import Outcome
+from headgate.sharing.states import Outcome
 from tests.integration.stores.shared.postgres_support import PATIENCE, Child, Heard, ask, children, eventually, gone
 from tests.integration.stores.shared.postgres_support import who_am_i as who
 from tests.postgres_server import ask as query

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from headgate import PostgresStore
-from headgate.core.shared_state import Outcome, Seen, SharedState, Step
 from headgate.errors import InvalidArgument, PoolClosed, StoreWriteFailed
+from headgate.sharing.states import Outcome, Seen, SharedState, Step
 from headgate.testing import check_store
 from tests.integration.stores.shared.postgres_support import (
     PATIENCE,
@@ -55,7 +55,7 @@ def test_g02_making_a_store_does_nothing_and_imports_no_driver() -> None:
 
 def test_g02_without_the_driver_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_spec("asyncpg") is not None
-    monkeypatch.setattr("headgate.stores.shared.postgres_errors.find_spec", lambda name: None)
+    monkeypatch.setattr("headgate.sharing.postgres.errors.find_spec", lambda name: None)
     with pytest.raises(InvalidArgument, match=r'pip install "headgate\[postgres\]"'):
         PostgresStore("postgresql://localhost/db")
 
@@ -125,7 +125,7 @@ def test_g24_time_never_goes_back(postgres_dsn: str) -> None:
 
 
 def test_g13_texts_that_have_expired_are_deleted(postgres_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headgate.stores.shared.postgres_state._SWEEP_AFTER", 4)
+    monkeypatch.setattr("headgate.sharing.postgres.backend._SWEEP_AFTER", 4)
 
     def put(expires: float | None) -> Step:
         return lambda _, seen: Outcome("text", expires=None if expires is None else seen.now + expires)
@@ -148,7 +148,7 @@ def test_g13_texts_that_have_expired_are_deleted(postgres_dsn: str, monkeypatch:
 def test_g02_a_text_that_is_changed_all_the_time_does_not_grow_its_table(
     postgres_dsn: str, monkeypatch: pytest.MonkeyPatch, scale: float
 ) -> None:
-    monkeypatch.setattr("headgate.stores.shared.postgres_upkeep.EVERY", 50)
+    monkeypatch.setattr("headgate.sharing.postgres.upkeep.EVERY", 50)
     vacuums = "SELECT vacuum_count FROM pg_stat_user_tables WHERE schemaname = 'headgate' AND relname = 'texts'"
     sizes = "SELECT pg_total_relation_size('headgate.texts') / pg_column_size(state) FROM headgate.texts"
     with PostgresStore(postgres_dsn) as store:

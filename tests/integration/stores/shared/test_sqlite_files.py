@@ -18,7 +18,6 @@ from pathlib import Path
 
 import pytest
 
-from headgate.core.shared_state import Outcome
 from headgate.errors import (
     HeadgateError,
     InvalidArgument,
@@ -28,9 +27,10 @@ from headgate.errors import (
     StoreUnreachable,
     StoreWriteFailed,
 )
+from headgate.sharing.sqlite import place as sqlite_place
+from headgate.sharing.sqlite.place import network_file_system
+from headgate.sharing.states import Outcome
 from headgate.stores import SqliteStore
-from headgate.stores.shared import sqlite_place
-from headgate.stores.shared.sqlite_place import network_file_system
 from tests.integration.stores.shared.support import (
     PATIENCE,
     Listener,

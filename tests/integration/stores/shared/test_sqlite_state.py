@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from headgate.core.clock import clock
-from headgate.core.shared_state import Outcome, Seen, Step
 from headgate.errors import InvalidType, PoolClosed
+from headgate.sharing.states import Outcome, Seen, Step
 from headgate.stores import SqliteStore
 from headgate.testing import check_shared_state
 from tests.integration.stores.shared.support import (
@@ -330,15 +330,14 @@ def test_g02_a_store_that_nobody_holds_any_more_is_closed(path: Path) -> None:
     other.close()
 
 
-def test_g02_closing_gives_up_when_somebody_keeps_the_lock(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headgate.stores.shared.sqlite_state._CLOSING_SECONDS", 0.1)
+def test_g02_closing_gives_up_when_somebody_keeps_the_lock(path: Path) -> None:
     store = SqliteStore(path)
     ask(store, read)
     (gate,) = path.parent.glob("*-boot-*-lock")
     with open(gate) as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         waiting = [store.transact("k", increment) for _ in range(3)]
-        store.close()
+        store.close(timeout=0.1)
         for future in waiting:
             with pytest.raises(PoolClosed):
                 future.result(0)

@@ -11,8 +11,8 @@ import json
 from collections import Counter
 from typing import Any, cast
 
-from headgate.core.shared_state import Outcome, Seen
-from headgate.stores.shared.exchange import Message, Reply, Settings, exchange
+from headgate.sharing.slots import Message, Reply, Settings, exchange
+from headgate.sharing.states import Outcome, Seen
 from headgate.tasks.model import PLAIN, Moment, TaskRecord, Terms
 from headgate.tasks.scheduling.share import Share
 
@@ -20,8 +20,10 @@ from headgate.tasks.scheduling.share import Share
 class World:
     """A store of one text, and the pools that use it."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, blocks: bool = False) -> None:
+        """With `blocks`, slots may go from task to task for a moment without asking."""
         self.settings = settings
+        self.blocks = blocks
         self.text: str | None = None
         self.now = 1000.0
         self.alive: set[str] = set()
@@ -116,7 +118,9 @@ class Pool:
         self.lenders: list[TaskRecord] = []
         self.keeps = False
         """Has it kept a slot since it last spoke? A real pool would speak soon."""
-        self.share = Share(world.settings, self._changed, kept=self._kept)
+        self.share = Share(
+            world.settings, self._changed, kept=self._kept, clock=(lambda: world.now) if world.blocks else None
+        )
 
     def _changed(self) -> None:
         self.changed = True

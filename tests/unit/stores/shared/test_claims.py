@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from headgate.core.shared_state import Outcome, Seen
-from headgate.stores.shared.claims import SLACK, Ended, Work, claim, follow, release, settle
+from headgate.sharing.claims import SLACK, Ended, Work, claim, follow, release, settle
+from headgate.sharing.states import Outcome, Seen
 
 NOW = 1000.0
 

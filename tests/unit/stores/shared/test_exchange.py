@@ -17,9 +17,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from headgate.core.shared_state import Seen
 from headgate.errors import StoreFormatTooNew, StoreWriteFailed
-from headgate.stores.shared.exchange import RECENT, Message, Reply, Settings, Want, exchange
+from headgate.sharing.slots import RECENT, Message, Reply, Settings, Want, exchange
+from headgate.sharing.states import Seen
+from headgate.tasks.scheduling.share import BLOCK
 from tests.unit.stores.shared.budget_world import Pool, World
 
 KINDS = ("fifo", "lifo", "priority", "fair_round_robin", "fair_share")
@@ -298,6 +299,143 @@ def test_g16_with_fencing_every_start_is_an_exchange() -> None:
     assert fences == sorted(set(fences))
 
 
+# -- blocks -----------------------------------------------------------------------------------------------------------
+
+
+def contended(kind: str, caps: int | None = None, *, pools: int = 2) -> tuple[World, list[Pool]]:
+    """Members with blocks, of which the first holds the only slot, and all have tasks queued."""
+    place = World(Settings(1, kind, None, caps), blocks=True)
+    members = [place.join() for _ in range(pools)]
+    members[0].submit("a", 1)
+    talk(*members)
+    for _ in range(3):
+        for member in members:
+            member.submit("a", 1)
+    talk(*members)
+    return place, members
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_g11_a_granted_slot_goes_from_task_to_task_without_asking_for_one_block(kind: str) -> None:
+    place, (one, two) = contended(kind)
+    first, *_ = one.running
+    place.now = 2000.0  # long after its slot was granted
+    one.end(first)
+    assert not one.running, "its block is over"
+    assert one.changed
+    talk(one, two)
+    (holder,) = [pool for pool in (one, two) if pool.running]
+    for _ in range(2):
+        holder.end(holder.running[0])
+        assert holder.running, "it was granted a moment ago"
+        assert not holder.changed
+    place.now += 2 * BLOCK
+    holder.end(holder.running[0])
+    assert holder.changed
+    assert not holder.running
+
+
+def test_g16_there_are_no_blocks_with_fences() -> None:
+    place = World(Settings(1, "fifo"))
+    pool, other = place.join(), place.join()
+    pool.share = type(pool.share)(place.settings, pool._changed, fencing=True, clock=lambda: place.now)
+    for _ in range(3):
+        pool.submit()
+        other.submit()
+    talk(pool, other)
+    pool.end(pool.running[0])
+    assert not pool.running
+    assert pool.changed
+
+
+def test_g11_a_higher_priority_elsewhere_ends_a_block() -> None:
+    place, (one, two) = contended("priority")
+    two.submit(priority=2)
+    talk(one, two)
+    place.now += 2 * BLOCK
+    one.end(one.running[0])
+    talk(one, two)
+    assert [task.priority for task in two.running] == [2]
+    one.submit(priority=2)
+    talk(one, two)
+    two.speak()
+    two.end(two.running[0])
+    assert not two.running, "its next task has the priority 1, and one of 2 waits elsewhere"
+    talk(one, two)
+    assert [task.priority for task in one.running] == [2]
+
+
+def test_g14_a_lender_elsewhere_that_wants_its_slot_back_ends_a_block() -> None:
+    _, (one, two) = contended("lifo")
+    lender = one.running[0]
+    one.lend(lender)
+    waiting, one.lenders = one.lenders, []  # it does not want its slot back yet
+    talk(one, two)
+    assert two.running
+    one.lenders = waiting
+    one.speak()
+    two.speak()
+    two.end(two.running[0])
+    assert not two.running
+    talk(one, two)
+    assert lender in one.running
+
+
+def test_g04_caps_hold_within_blocks() -> None:
+    place = World(Settings(2, "fair_round_robin", None, 1), blocks=True)
+    one, two = place.join(), place.join()
+    for pool in (one, two):
+        for tenant in "aabb":
+            pool.submit(tenant)
+    for _ in range(30):
+        talk(one, two)
+        for pool in (one, two):
+            for task in list(pool.running):
+                pool.end(task)
+        place.now += 0.001
+        place.check()
+    assert len(place.started) == 8
+
+
+def test_g04_a_lower_limit_ends_blocks() -> None:
+    place = World(Settings(2, "fifo"), blocks=True)
+    one, two = place.join(), place.join()
+    for _ in range(4):
+        one.submit()
+        two.submit()
+    talk(one, two)
+    two.share.resize(1)
+    talk(one, two)
+    held = [(pool, task) for pool in (one, two) for task in pool.running]
+    assert len(held) == 2
+    for pool, task in held:
+        pool.end(task)
+    assert not one.running
+    assert not two.running
+    talk(one, two)
+    assert len(one.running) + len(two.running) == 1
+
+
+def test_g11_what_was_started_within_blocks_is_charged_for_all_processes() -> None:
+    place = World(Settings(4, "fair_round_robin"), blocks=True)
+    pools = [place.join() for _ in range(4)]
+    for pool in pools:
+        for _ in range(400):
+            pool.submit("flood")
+    for number in range(10):
+        for _ in range(100):
+            pools[number % 4].submit(f"small-{number}")
+    place.now += 1.0
+    while len(place.started) < 1000:
+        talk(*pools)
+        for pool in pools:
+            for task in list(pool.running):
+                pool.end(task)
+        place.now += 0.002
+    counts = Counter(task.partition for task in place.started[4:])
+    assert jain([counts[f"small-{number}"] for number in range(10)] + [counts["flood"]]) >= 0.99, counts
+
+
 # -- order ------------------------------------------------------------------------------------------------------------
 
 
@@ -546,10 +684,11 @@ class Budgets(RuleBasedStateMachine):
 
     kind = "fifo"
     caps: int | None = None
+    blocks = True
 
     def __init__(self) -> None:
         super().__init__()
-        self.world = World(Settings(3, self.kind, None, self.caps))
+        self.world = World(Settings(3, self.kind, None, self.caps), blocks=self.blocks)
         self.submitted = 0
         self.lost_wakes = False
 
@@ -597,7 +736,7 @@ class Budgets(RuleBasedStateMachine):
         if queued:
             pool.cancel(queued[len(queued) // 2])
 
-    @rule(seconds=st.sampled_from([0.01, 0.5, 2.0, 20.0]))
+    @rule(seconds=st.sampled_from([0.002, 0.01, 0.5, 2.0, 20.0]))
     def advance(self, seconds: float) -> None:
         self.world.now += seconds
 

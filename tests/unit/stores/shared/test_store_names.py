@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from headgate.core.shared_state import store_from_environment, store_of
 from headgate.errors import InvalidArgument
 from headgate.stores import MemoryStore, SqliteStore
+from headgate.stores.addresses import store_from_environment, store_of
 
 
 def test_g02_a_name_gives_a_sqlite_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,9 +57,9 @@ def test_g02_a_name_of_postgres_is_passed_on(scheme: str, monkeypatch: pytest.Mo
         def __init__(self, dsn: str) -> None:
             self.dsn = dsn
 
-    module = types.ModuleType("headgate.stores.shared.postgres")
+    module = types.ModuleType("headgate.stores.postgres")
     module.PostgresStore = PostgresStore  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "headgate.stores.shared.postgres", module)
+    monkeypatch.setitem(sys.modules, "headgate.stores.postgres", module)
     dsn = f"{scheme}://user:secret@host/database?x=1"
     store = store_of(dsn)
     assert store.dsn == dsn

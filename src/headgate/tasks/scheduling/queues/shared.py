@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import hashlib
 import heapq
+import math
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterator
 from itertools import count, islice
 from typing import Any, Final
 
 from headgate.errors import InvalidArgument
+from headgate.sharing.slots import FAIR, Charge, Grant, Settings, Want
 from headgate.stores.codec import canonical
-from headgate.stores.shared.exchange import FAIR, Grant, Settings, Want
 from headgate.tasks.model import TaskRecord
 from headgate.tasks.scheduling.queues.places import MANY, Place, in_turn, mixed, stands_for
 from headgate.tasks.scheduling.queues.simple import FifoQueue, LifoQueue, PriorityQueue
@@ -228,10 +229,11 @@ class SharedQueue:
         """Have one more slot for a tenant."""
         self.ready.setdefault(grant.tenant, deque()).append(grant)
 
-    def reuse(self, token: str, fence: int) -> bool:
-        """Give a slot that came free to the task that is next, without asking. Returns False if there is none.
+    def reuse(self, token: str, fence: int, *, block_ends: float = 0.0, outranks: float = -math.inf) -> Charge | None:
+        """Give a slot that came free to the task that is next, without asking, unless `outranks` is above its priority.
 
-        With caps only a task of the same tenant may have it: whether others may is not known here.
+        Returns what that costs, or None if there is no task for it. With caps only a task of the same tenant may have
+        it: whether others may is not known here.
         """
         if self.settings.caps is not None:
             tenants = [tenant for tenant in (self._tenants.get(token),) if tenant is not None]
@@ -240,14 +242,16 @@ class SharedQueue:
         for tenant in tenants:
             task = self._first(tenant)
             waiting = len(self.ready.get(tenant.token, ()))
-            if task is not None and tenant.size > waiting:
-                cost = self.cost(task)
+            if task is not None and tenant.size > waiting and task.priority >= outranks:
+                cost, before = self.cost(task), tenant.tag
                 if self._fair:
-                    self.virtual = max(self.virtual, tenant.tag)
-                    self.set_tag(tenant.token, self.virtual + cost / self.settings.weight(tenant.token))
-                self.grant(Grant(tenant.token, fence, cost))
-                return True
-        return False
+                    start = max(self.virtual, tenant.tag)
+                    if not block_ends:  # nobody else waits: it is the first of all
+                        self.virtual = start
+                    self.set_tag(tenant.token, start + cost / self.settings.weight(tenant.token))
+                self.grant(Grant(tenant.token, fence, cost, block_ends=block_ends))
+                return Charge(tenant.token, before, cost)
+        return None
 
     def change(self, settings: Settings) -> None:
         """Go by other settings; all tasks stay queued."""

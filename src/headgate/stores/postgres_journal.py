@@ -31,15 +31,16 @@ from typing import Any, Final, TypeVar
 from weakref import WeakValueDictionary
 
 from headgate.core.clock import clock
-from headgate.errors import HeadgateError, StoreLocked
+from headgate.errors import HeadgateError, PoolClosed, StoreLocked
+from headgate.sharing.postgres.backend import PostgresBackend
+from headgate.sharing.postgres.errors import SCHEMA
+from headgate.sharing.postgres.link import Link
+from headgate.sharing.transactions import Transactions
 from headgate.stores.jsonl.lines import Writer, header_line, open_line, stale_line
 from headgate.stores.jsonl.scanner import scan
 from headgate.stores.jsonl.store import check, damage
 from headgate.stores.jsonl.writer import JsonLinesJournal
 from headgate.stores.port import StoredTask
-from headgate.stores.shared.postgres_engine import Engine
-from headgate.stores.shared.postgres_errors import SCHEMA
-from headgate.stores.shared.postgres_link import Link
 
 T = TypeVar("T")
 _log = logging.getLogger("headgate.stores")
@@ -105,9 +106,10 @@ SELECT n, lines FROM {SCHEMA}.chunks WHERE journal = $1 AND n > $2 AND n <= $3 O
 class Journals:
     """The journals that one store has open, on one connection. Used in the thread of the store."""
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine: Engine = engine
-        self.link: Link = Link("journals", engine.server, timeout=_SLOWEST)
+    def __init__(self, transactions: Transactions, backend: PostgresBackend) -> None:
+        self.backend: PostgresBackend = backend
+        self.link: Link = Link("journals", backend.server, timeout=_SLOWEST)
+        self._transactions = transactions
         self.turn: asyncio.Lock = asyncio.Lock()
         """Held by whoever uses the connection."""
         self.rows: WeakValueDictionary[bytes, Rows] = WeakValueDictionary()
@@ -117,11 +119,13 @@ class Journals:
         """Do this in the thread of the store, and wait for it here. The error of whatever goes wrong."""
         until = clock.now() + _PATIENCE
 
-        async def lasting() -> T:
+        async def lasting(backend: PostgresBackend) -> T:
+            if backend is not self.backend:  # this is a forked child: the journal is its parent's
+                raise PoolClosed("the journal belongs to another process", remedy="Make a new pool.")
             async with self.turn:
-                return await self.engine.server.persist("journals", work, until=until)
+                return await backend.server.persist("journals", work, until=until)
 
-        return self.engine.thread.call(lasting).result()
+        return self._transactions.call(lasting).result()
 
 
 def open_journal(
@@ -173,7 +177,7 @@ class Rows:
         self._locked_on = 0  # the connection on which the lock was taken
         self._epoch = 0
         self._last = 0
-        self.path: Path = Path(f"{journals.engine.server.address.shown}/{pool_id}")
+        self.path: Path = Path(f"{journals.backend.server.address.shown}/{pool_id}")
         """Where the journal is, for people."""
         self.size: int = 0
         """Bytes of all lines."""
@@ -235,7 +239,7 @@ class Rows:
             raise StoreLocked(f"the journal {self.path} is in use by process {os.getpid()} on {socket.gethostname()}")
         if not await self._lock():
             raise await self._locked()
-        member = await self._journals.engine.members.ensure(self._link)
+        member = await self._journals.backend.members.ensure(self._link)
         arguments = (self._id, self._pool_id, member, writer.host, writer.pid, writer.at)
         row = await self._link.ask(_OWN, *arguments)
         self._epoch, self._last, self.size = row["epoch"], row["seq"], row["size"]
@@ -268,7 +272,7 @@ class Rows:
         """Write as number `last`, if the journal is still ours. May be done twice."""
         if self._locked_on != self._link.made or not self._link.is_connected:
             await self._end_former_session()
-        member = await self._journals.engine.members.ensure(self._link)
+        member = await self._journals.backend.members.ensure(self._link)
         row = await self._link.ask(query, self._id, self._epoch, self._last, last, size, member, data)
         if row is None:
             raise await self._taken()
@@ -281,7 +285,7 @@ class Rows:
         if holder is None or holder["epoch"] != self._epoch:
             raise await self._taken()
         await self._link.ask(_END_SESSION, self._number)
-        raise self._journals.engine.server.busy("the former session of this journal has not ended yet")
+        raise self._journals.backend.server.busy("the former session of this journal has not ended yet")
 
     async def _unlock(self) -> None:
         if self._journals.rows.get(self._id) is self:

@@ -12,7 +12,7 @@ from enum import Enum
 from importlib.util import find_spec
 
 from headgate.errors import HeadgateError, InvalidArgument, StoreUnreachable, StoreWriteFailed
-from headgate.stores.shared.postgres_address import Address
+from headgate.sharing.postgres.address import Address
 
 SCHEMA = "headgate"
 DIRECT = "Connect to the server directly, or use a pool of pgbouncer with pool_mode=session."

@@ -25,16 +25,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from headgate.core.clock import clock
+from headgate.core.files import Files, write_failed
 from headgate.errors import StoreLocked
-from headgate.stores.jsonl.files import Files
+from headgate.sharing.sqlite.file import SqliteFile, sql_value, text_of_sql
+from headgate.sharing.sqlite.place import Place
 from headgate.stores.jsonl.lines import Writer, header_line, open_line, stale_line
 from headgate.stores.jsonl.locked_file import LockedFile
 from headgate.stores.jsonl.scanner import scan
 from headgate.stores.jsonl.store import check
-from headgate.stores.jsonl.writer import JsonLinesJournal, write_failed
+from headgate.stores.jsonl.writer import JsonLinesJournal
 from headgate.stores.port import StoredTask
-from headgate.stores.shared.sqlite_file import SqliteFile, sql_value, text_of_sql
-from headgate.stores.shared.sqlite_place import Place
 
 TABLES: Final = (
     "TABLE IF NOT EXISTS journals (pool_id PRIMARY KEY, epoch INTEGER, pid INTEGER, host TEXT, at REAL) WITHOUT ROWID",

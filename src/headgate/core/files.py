@@ -1,6 +1,6 @@
-"""The operations on files that a journal needs, in one small class.
+"""The file operations that journals and shared stores need, in one small class.
 
-Nothing here knows what a journal is. A test gives a store another `Files`, whose disk is full, forgets what was not
+A test gives a store another `Files`, whose disk is full, forgets what was not
 synced, or fails when it is asked to sync.
 
 Locks and forks
@@ -21,6 +21,8 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+
+from headgate.errors import StoreWriteFailed
 
 _opening = threading.RLock()
 _descriptors: set[int] = set()
@@ -138,3 +140,13 @@ class Files:
             os.fsync(file)
         finally:
             os.close(file)
+
+
+def write_failed(path: object, cause: Exception) -> StoreWriteFailed:
+    """Make the error for a file that could not be written."""
+    text, number = (cause.strerror, cause.errno) if isinstance(cause, OSError) else (None, None)
+    is_full = number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    remedy = None if is_full else "Mend the cause named above, or use another path."
+    error = StoreWriteFailed(f"{path} could not be written: {text or cause}", remedy=remedy)
+    error.__cause__ = cause
+    return error

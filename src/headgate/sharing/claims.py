@@ -18,10 +18,9 @@ from __future__ import annotations
 import json
 from typing import Any, Final, Literal, NamedTuple
 
-from headgate.core.shared_state import Outcome, Seen
+from headgate.core.key_windows import Window, checked_window, holds_key
 from headgate.errors import StoreFormatTooNew, StoreWriteFailed
-from headgate.stores.codec import is_opaque
-from headgate.tasks.scheduling.idempotency import Window, checked_window, holds_key
+from headgate.sharing.states import Outcome, Seen
 
 FORMAT: Final = 1
 SLACK: Final = 3600.0
@@ -43,9 +42,11 @@ class Ended(NamedTuple):
 
     status: str
     result: Any = None
-    """As `stores.codec.encode` makes it, with "completed"."""
+    """With "completed": what JSON can hold."""
     error: tuple[str, str] = ("", "")
     """The type and the text of the exception, with "failed"; reason and policy, with "rejected"."""
+    is_lost: bool = False
+    """With "completed": the result could not be kept."""
 
 
 class Answer(NamedTuple):
@@ -114,7 +115,7 @@ def _expires(window: Window, status: str, now: float) -> float | None:
 
 def _is_lost(found: dict[str, Any]) -> bool:
     """Has the task completed with a result that could not be kept?"""
-    return found["status"] == "completed" and is_opaque(found["ended"].result)
+    return found["status"] == "completed" and bool(found["ended"].is_lost)
 
 
 def _is_held(found: dict[str, Any], seen: Seen) -> bool:
@@ -132,12 +133,12 @@ def _read(text: str | None) -> dict[str, Any] | None:
         if isinstance(found["f"], int) and found["f"] > FORMAT:
             raise StoreFormatTooNew(f"an idempotency key has the format {found['f']}, and this release knows {FORMAT}")
         function, digest, window = found["work"]
-        status, result, error = found.get("ended") or ("", None, ("", ""))
+        status, result, error, is_lost = found.get("ended") or Ended("")
         return {
             "by": str(found["by"]),
             "work": Work(str(function), str(digest), checked_window(window)),
             "status": str(found["status"]),
-            "ended": Ended(str(status), result, (str(error[0]), str(error[1]))),
+            "ended": Ended(str(status), result, (str(error[0]), str(error[1])), is_lost is True),
             "at": float(found.get("at", 0.0)),
             "tell": [str(one) for one in found.get("tell", ())],
         }

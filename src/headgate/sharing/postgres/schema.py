@@ -20,8 +20,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from headgate.errors import StoreFormatTooNew
-from headgate.stores.shared.postgres_address import Address
-from headgate.stores.shared.postgres_errors import SCHEMA, Trouble, Verdict, missing_grant, read_only
+from headgate.sharing.postgres.address import Address
+from headgate.sharing.postgres.errors import SCHEMA, Trouble, Verdict, missing_grant, read_only
 
 FORMAT: Final = 1
 """Raised when an older release could misread what a newer one writes."""

@@ -31,10 +31,10 @@ from pathlib import Path
 from typing import Final
 
 from headgate.core.clock import clock
+from headgate.core.files import Files
 from headgate.core.kept_locks import KeptLocks
 from headgate.errors import InvalidArgument
-from headgate.stores.jsonl.files import Files
-from headgate.stores.shared.fork_guard import ForkGuard
+from headgate.sharing.fork_guard import ForkGuard
 
 _log = logging.getLogger("headgate.stores")
 

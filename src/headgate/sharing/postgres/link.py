@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 
 from headgate.core.clock import clock
 from headgate.errors import HeadgateError, StoreUnreachable
-from headgate.stores.shared.postgres_address import Address
-from headgate.stores.shared.postgres_errors import Trouble, Verdict, explained, pooled
-from headgate.stores.shared.postgres_listeners import Listeners
-from headgate.stores.shared.postgres_schema import prepare
+from headgate.sharing.postgres.address import Address
+from headgate.sharing.postgres.errors import Trouble, Verdict, explained, pooled
+from headgate.sharing.postgres.schema import prepare
+from headgate.sharing.transactions import Host, Listeners
 
 T = TypeVar("T")
 
@@ -30,16 +30,17 @@ _LOOKS = 3
 class Server:
     """What all connections of a store share."""
 
-    def __init__(self, address: Address, listeners: Listeners, timeout: float) -> None:
+    def __init__(self, address: Address, host: Host, timeout: float) -> None:
         self.address: Address = address
-        self.listeners: Listeners = listeners
+        self.listeners: Listeners = host.listeners
+        self.closing: asyncio.Event = host.closing
+        self.stir: asyncio.Event = host.stir
         self.timeout: float = timeout
         """Seconds that a command or a new connection may take."""
         self.has_answered: bool = False
         """Was any connection ever made? Until then a refusal is final, afterwards it may be a passing one."""
         self.last_error: HeadgateError | None = None
         """Why the last connection failed."""
-        self.closing: asyncio.Event = asyncio.Event()
         self.half_made: set[Any] = set()
         """Connections that nobody has yet, because the tables are being looked at."""
         self._links: list[Link] = []
@@ -70,6 +71,10 @@ class Server:
     def add(self, link: Link) -> None:
         """Close this connection with the others."""
         self._links.append(link)
+
+    def remove(self, link: Link) -> None:
+        """Forget a connection that is not used any more."""
+        self._links.remove(link)
 
     def drop_all(self) -> None:
         """Close all connections without waiting for anything."""
@@ -152,6 +157,11 @@ class Link:
         if connection is not None:
             connection.remove_termination_listener(self._ended)
             connection.terminate()
+
+    def close(self) -> None:
+        """Close the connection for good."""
+        self.drop()
+        self._server.remove(self)
 
     def _ended(self, connection: object) -> None:
         if connection is self._connection:

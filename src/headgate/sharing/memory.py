@@ -1,21 +1,32 @@
-"""A shared state in memory: for tests, and as the shortest implementation of `SharedState` to read.
+"""A shared store in memory: for tests, and as the shortest `Backend` to read.
 
-Every `member()` plays another process. A step runs at once, in the thread that asks for it.
+Every member plays another process. `MemoryBackend` runs below `Transactions`, on the thread of a store, as every other
+backend does. `SharedMemory.member()` needs no thread: a step runs at once, in the thread that asks for it, so tests in
+virtual time can use it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any
+from typing import Any, Final, Protocol
 
 from headgate.core.clock import clock
-from headgate.core.shared_state import Listener, Outcome, Seen, Step
-from headgate.errors import LeaseLost, PoolClosed
+from headgate.errors import LeaseLost, PoolClosed, StoreUnreachable
+from headgate.sharing.states import Listener, Seen, Step
+from headgate.sharing.transactions import Call, Host
+
+
+class Woken(Protocol):
+    """A member that can be told to look."""
+
+    def wake(self, key: str | None) -> None:
+        """Tell the listeners of a key to look; all of them for None."""
 
 
 class SharedMemory:
@@ -23,7 +34,7 @@ class SharedMemory:
 
     def __init__(self) -> None:
         self.texts: dict[str, str] = {}
-        self.members: dict[str, MemoryState] = {}
+        self.members: dict[str, Woken] = {}
         """The members that are not gone, by id."""
         self.expiries: dict[str, float] = {}
         """When texts may be deleted, by key."""
@@ -42,12 +53,12 @@ class SharedMemory:
             del self.expiries[key]
             self.texts.pop(key, None)
 
-    def new_id(self, state: MemoryState) -> str:
+    def new_id(self, member: Woken) -> str:
         """Give a member an id that none had before."""
         with self.lock:
             self._made += 1
             name = f"m{self._made}"
-            self.members[name] = state
+            self.members[name] = member
             return name
 
     def remove(self, member: str) -> None:
@@ -55,7 +66,21 @@ class SharedMemory:
         with self.lock:
             self.members.pop(member, None)
             others = list(self.members.values())
-        self.call(other.wake_all for other in others)
+        self.call(partial(other.wake, None) for other in others)
+
+    def commit(self, calls: Sequence[Call], member: str) -> list[Callable[[], None]]:
+        """Run these calls as a member, in one transaction. Returns what wakes those that they name."""
+        with self.lock:
+            seen = Seen(clock.wall(), member, lambda one: one not in self.members)
+            for call in calls:
+                if (outcome := call.run(self.texts.get(call.key), seen)) is not None and outcome.state is not None:
+                    self.texts[call.key] = outcome.state
+                    self.expiries.pop(call.key, None)
+                    if call.durable and outcome.expires is not None:
+                        self.expiries[call.key] = outcome.expires
+                    self.sweep(seen.now)
+            named = [(one, call.key) for call in calls for one in call.wakes if one in self.members]
+            return [partial(self.members[one].wake, key) for one, key in named]
 
     def call(self, wakes: Iterable[Callable[[], None]]) -> None:
         """Call these one after the other: a listener that answers with a step must not be called inside of another."""
@@ -77,13 +102,54 @@ class SharedMemory:
                 raise
 
 
+class MemoryBackend:
+    """One member of a `SharedMemory`, for `Transactions`."""
+
+    deadline: Final = math.inf
+
+    def __init__(self, place: SharedMemory, host: Host) -> None:
+        self._place = place
+        self._host = host
+        self._loop = asyncio.get_running_loop()
+        self._id = ""
+
+    def together(self, calls: Sequence[Call]) -> int:
+        """All of them."""
+        return len(calls)
+
+    async def commit(self, calls: Sequence[Call]) -> None:
+        """Run these calls, then wake whom they name."""
+        if not self._id:
+            self._id = self._place.new_id(self)
+        self._place.call(self._place.commit(calls, self._id))
+
+    async def look(self) -> float:
+        """Do nothing: memory loses no notification."""
+        return 3600.0
+
+    async def leave(self, *, ends: bool) -> None:
+        """Be gone."""
+        self._place.remove(self._id)
+
+    def wake(self, key: str | None) -> None:
+        """Have the listeners look, on the thread of this member."""
+        try:
+            self._loop.call_soon_threadsafe(self._host.listeners.wake, key)
+        except RuntimeError:
+            pass  # that thread has ended
+
+    def silence(self, timeout: float) -> StoreUnreachable:
+        """The error for a place whose lock another member holds."""
+        return StoreUnreachable(f"memory did not answer within {timeout:g} s")
+
+
 class MemoryState:
     """One member of a `SharedMemory`."""
 
     def __init__(self, place: SharedMemory) -> None:
         self._place = place
         self._listeners: dict[str, list[Listener]] = {}
-        self._held_back: list[Callable[[], None]] | None = None
+        self._held_back: list[Call] | None = None
         self.is_closed: bool = False
         self.deadline: float = math.inf
         self.id: str = place.new_id(self)
@@ -94,36 +160,20 @@ class MemoryState:
 
     def transact(self, key: str, step: Step, *, durable: bool = False) -> Future[Any]:
         """Run a step now, unless the member is cut off."""
-        future: Future[Any] = Future()
+        call = Call(key, step, durable)
         if self._held_back is not None:
-            self._held_back.append(lambda: self._run(key, step, future, durable))
+            self._held_back.append(call)
         else:
-            self._run(key, step, future, durable)
-        return future
+            self._run(call)
+        return call.future
 
-    def _run(self, key: str, step: Step, future: Future[Any], durable: bool) -> None:
-        if not future.set_running_or_notify_cancel():
-            return
+    def _run(self, call: Call) -> None:
         if self.is_closed:
-            future.set_exception(PoolClosed("this member is closed", remedy="Make another with `member()`."))
+            call.fail(PoolClosed("this member is closed", remedy="Make another with `member()`."))
             return
-        place = self._place
-        with place.lock:
-            seen = Seen(clock.wall(), self.id, lambda member: member not in place.members)
-            try:
-                outcome: Outcome = step(place.texts.get(key), seen)
-            except BaseException as error:
-                future.set_exception(error)
-                return
-            if outcome.state is not None:
-                place.texts[key] = outcome.state
-                place.expiries.pop(key, None)
-                if durable and outcome.expires is not None:
-                    place.expiries[key] = outcome.expires
-                place.sweep(seen.now)
-            woken = [place.members[one] for one in outcome.wakes if one in place.members]
-        future.set_result(outcome.reply)
-        place.call(partial(state.wake, key) for state in woken)
+        wakes = self._place.commit([call], self.id)
+        call.tell()
+        self._place.call(wakes)
 
     def listen(self, key: str, listener: Listener) -> Callable[[], None]:
         """Tell this listener what happens to a key."""
@@ -131,16 +181,12 @@ class MemoryState:
         listeners.append(listener)
         return lambda: listeners.remove(listener) if listener in listeners else None
 
-    def wake(self, key: str) -> None:
-        """Tell the listeners of a key to look, unless the member is cut off."""
-        if self._held_back is None:
-            for listener in list(self._listeners.get(key, ())):
-                listener.woken()
-
-    def wake_all(self) -> None:
-        """Tell all listeners to look."""
-        for key in list(self._listeners):
-            self.wake(key)
+    def wake(self, key: str | None) -> None:
+        """Tell the listeners of a key to look, or all of them, unless the member is cut off."""
+        for one in [key] if key is not None else list(self._listeners):
+            if self._held_back is None:
+                for listener in list(self._listeners.get(one, ())):
+                    listener.woken()
 
     # -- what a test does to it ----------------------------------------------------------------------------------------
 
@@ -158,9 +204,9 @@ class MemoryState:
     def reconnect(self) -> None:
         """Run what was held back, and look again."""
         held, self._held_back = self._held_back or [], None
-        for run in held:
-            run()
-        self.wake_all()
+        for call in held:
+            self._run(call)
+        self.wake(None)
 
     def lose(self) -> None:
         """Lose the lease: the old id is gone, and the member has a new one."""

@@ -14,8 +14,8 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from headgate.stores.shared.postgres_errors import SCHEMA, Trouble
-from headgate.stores.shared.postgres_link import Link, Server
+from headgate.sharing.postgres.errors import SCHEMA, Trouble
+from headgate.sharing.postgres.link import Link, Server
 
 EVERY: Final = 1_000
 """Versions of a text, by all members together, after which it is time."""
@@ -31,28 +31,18 @@ class Upkeep:
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._is_due = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
 
     def changed(self, version: int) -> None:
         """Note that this store has made this version of a text."""
-        if version % EVERY == 0:
-            self._is_due.set()
+        if version % EVERY == 0 and (self._task is None or self._task.done()):
+            self._task = asyncio.get_running_loop().create_task(self._vacuum())
 
-    def stir(self) -> None:
-        """Let `serve` look whether the store is being closed."""
-        self._is_due.set()
-
-    async def serve(self) -> None:
-        """Vacuum whenever it is due, until the store is closed."""
+    async def _vacuum(self) -> None:
         link = Link("upkeep", self._server, timeout=_SECONDS)
-        while True:
-            await self._is_due.wait()
-            if self._server.closing.is_set():
-                return
-            self._is_due.clear()
-            try:
-                await link.tell(_VACUUM)
-            except Trouble:
-                pass  # it is only for space, and is due again soon; whoever exchanges hears what is the matter
-            finally:
-                link.drop()
+        try:
+            await link.tell(_VACUUM)
+        except Trouble:
+            pass  # it is only for space, and is due again soon; whoever exchanges hears what is the matter
+        finally:
+            link.close()

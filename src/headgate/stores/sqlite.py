@@ -1,31 +1,30 @@
-"""A store in one SQLite file, for the processes of one machine.
+"""`SqliteStore`: shared budgets, health and journals in one SQLite file, for the processes of one machine.
 
-`SqliteStore` is what programs use. `sqlite_state` runs the steps of shared budgets, `sqlite_members` knows who is alive
-and wakes others, `sqlite_journal` keeps journals, `sqlite_file` is one database, `sqlite_place` says where the files
-are. Begin here.
+`sharing/sqlite` runs the steps and knows who is alive, `sqlite_journal` keeps journals.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import weakref
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from headgate.core.checks import checked_positive_seconds, named_options
 from headgate.core.kept_locks import KeptLocks
-from headgate.core.shared_state import Listener, Step
 from headgate.errors import InvalidArgument, InvalidType
+from headgate.sharing.sqlite.backend import SqliteBackend
+from headgate.sharing.sqlite.place import Place
+from headgate.sharing.transactions import Transactions
 from headgate.stores.codec import refuse_pickle
 from headgate.stores.port import Journal
-from headgate.stores.shared.sqlite_journal import open_journal
-from headgate.stores.shared.sqlite_place import Place
-from headgate.stores.shared.sqlite_state import SqliteState
+from headgate.stores.shared import SharedStore
+from headgate.stores.sqlite_journal import open_journal
 
 
-class SqliteStore:
+class SqliteStore(SharedStore):
     """Shared budgets and journals in one file, for all processes of this machine that name it.
 
     `path` is the file; it is made when it is first needed, and so is its directory, both for this user alone. Other
@@ -45,56 +44,33 @@ class SqliteStore:
         """The file."""
         self.heartbeat: float = checked_positive_seconds("heartbeat", heartbeat) or 5.0
         """Seconds between two looks for news that were lost."""
-        place = self.path
-        self._state = SqliteState(lambda: Place(place), self.heartbeat)
-        self._finalizer = weakref.finalize(self, SqliteState.stop, self._state)
-        self._finalizer.atexit = False  # at the end of the program all stores are closed, and waited for
+        self._kept_locks: weakref.WeakSet[KeptLocks] = weakref.WeakSet()
+        file, beat, kept = self.path, self.heartbeat, self._kept_locks  # not `self`: the thread would keep it alive
+        super().__init__(
+            Transactions(
+                "headgate-sqlite", str(file), lambda host: SqliteBackend(Place(file), beat, host, lambda: list(kept))
+            )
+        )
 
     def __repr__(self) -> str:
         return f"<SqliteStore {self.path}{' closed' if self.is_closed else ''}>"
 
     @property
-    def shared(self) -> bool:
-        """True: several processes may use it at once."""
-        return True
-
-    @property
-    def is_closed(self) -> bool:
-        """Has `close` been called?"""
-        return self._state.is_closed
-
-    @property
     def deadline(self) -> float:
         """Infinite: a member lives exactly as long as its process."""
-        return self._state.deadline
-
-    def transact(self, key: str, step: Step, *, durable: bool = False) -> Future[Any]:
-        """Run a step in one transaction; the future gets its reply. See `core.shared_state.SharedState`."""
-        return self._state.transact(key, step, durable=durable)
-
-    def listen(self, key: str, listener: Listener) -> Callable[[], None]:
-        """Tell this listener what happens to a key, from now on, until the returned function is called."""
-        return self._state.listen(key, listener)
-
-    def connect(self, timeout: float) -> None:
-        """Open everything now, and say what is wrong. Without it the first step does that."""
-        self._state.connect(timeout)
+        return math.inf
 
     def share_lock(self, locks: KeptLocks) -> None:
         """Count this process as alive until the workers of a pool have ended too: `store.share_lock(pool.kept_locks)`.
 
         `TaskPool(workers=)` does that. Say it yourself for workers whose routines tasks call.
         """
-        self._state.share_lock(locks)
+        self._kept_locks.add(locks)
+        self._transactions.post(SqliteBackend.share_lock)
 
     def open(self, pool_id: str, about: Mapping[str, Any], keep: int) -> Journal:
         """Lock and read the journal of this pool, or make it. See `stores.port.Store`."""
         return open_journal(Place(self.path), pool_id, about, keep)
-
-    def close(self) -> None:
-        """Be gone: run what is queued, end the thread, close all files. Twice is fine. Open journals stay open."""
-        self._finalizer.detach()
-        self._state.close()
 
 
 def _path(path: object) -> Path:

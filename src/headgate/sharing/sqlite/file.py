@@ -25,10 +25,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from headgate.core.files import Files, write_failed
 from headgate.errors import HeadgateError, InvalidArgument, StoreFormatTooNew, StoreUnreachable, StoreWriteFailed
-from headgate.stores.jsonl.files import Files
-from headgate.stores.jsonl.writer import write_failed
-from headgate.stores.shared.fork_guard import ForkGuard, never_free
+from headgate.sharing.fork_guard import ForkGuard, never_free
 
 FORMAT: Final = 1
 """Raised when an older release could misread what a newer one writes. Stands in `user_version`."""

@@ -25,9 +25,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from headgate.core.clock import clock
-from headgate.errors import HeadgateError
-from headgate.stores.shared.postgres_errors import SCHEMA, Trouble, pooled
-from headgate.stores.shared.postgres_link import Link, Server
+from headgate.sharing.postgres.errors import SCHEMA, Trouble, pooled
+from headgate.sharing.postgres.link import Link, Server
 
 ALL: Final = "headgate_members"
 """The channel in which everybody hears of members that are gone. Each member has one of its own besides."""
@@ -90,11 +89,12 @@ class Membership:
         self._listeners = server.listeners
         self._lease = lease
         self._joining = asyncio.Lock()
-        self._stir = asyncio.Event()
-        self.link: Link = Link("heartbeat", server, on_lost=self._stir.set)
+        self.link: Link = Link("heartbeat", server, on_lost=server.stir.set)
         """The connection on which the lease is renewed and notifications come."""
         self._heard: tuple[int, str] | None = None  # the connection and the id for which we listen
         self._timer: asyncio.TimerHandle | None = None
+        self._next_beat = -math.inf
+        self._is_looking = False  # is our connection in use?
         self._former = ""  # the id that was lost last
         self.id: str | None = None
         """The id under which this store takes part; None until it has joined."""
@@ -113,7 +113,7 @@ class Membership:
                 await link.ask(_JOIN, new, self._lease, socket.gethostname(), os.getpid(), self._former)
                 self.id = new
                 self._stands_from(before)
-                self._stir.set()
+                self._server.stir.set()
             return self.id
 
     def lose(self, member: str) -> None:
@@ -124,7 +124,7 @@ class Membership:
         self.id, self._former = None, member
         self.deadline = -math.inf
         self._listeners.lost()
-        self._stir.set()
+        self._server.stir.set()
 
     def _stands_from(self, before: float) -> None:
         self.deadline = before + self._lease
@@ -139,26 +139,23 @@ class Membership:
 
     # -- the heartbeat -------------------------------------------------------------------------------------------------
 
-    async def beat(self) -> None:
-        """Renew the lease every third of it, and look when another's is over, until the store is closed."""
-        closing = self._server.closing
-        period = self._lease / 3
-        next_beat = clock.now()
-        while not closing.is_set():
-            self._stir.clear()
-            # After a crash of the server the others wait until this one has said that its row is lost.
-            is_due = clock.now() >= next_beat or not self.link.is_connected
-            try:
-                next_end = await self._server.persist("heartbeat", self._renew if is_due else self._look)
-            except HeadgateError as error:  # not one that passes by itself, but it is tried again all the same
-                self._listeners.cannot_reach("heartbeat", error)
-                is_due, next_beat, next_end = False, clock.now() + period, math.inf
-            if is_due:
-                next_beat = clock.now() + period
-                self._listeners.wake_all()
-            # The next event is known in advance: our own renewal, or the end of a lease that is not renewed.
-            pause = min(max(0.0, next_beat - clock.now()), next_end + _SOON)
-            await _wait_for(self._stir, pause)
+    async def look(self) -> tuple[float, bool]:
+        """Renew the lease every third of it, and look when another's is over.
+
+        Returns in how many seconds to look again, and whether this was a heartbeat.
+        """
+        # After a crash of the server the others wait until this one has said that its row is lost.
+        is_due = clock.now() >= self._next_beat or not self.link.is_connected
+        self._is_looking = True
+        try:
+            next_end = await self._server.persist("heartbeat", self._renew if is_due else self._look)
+        finally:
+            self._is_looking = False
+        if is_due:
+            self._next_beat = clock.now() + self._lease / 3
+            self._listeners.wake(None)
+        # The next event is known in advance: our own renewal, or the end of a lease that is not renewed.
+        return min(max(0.0, self._next_beat - clock.now()), next_end + _SOON), is_due
 
     async def _renew(self) -> float:
         """Renew the lease; returns in how many seconds the next lease of another ends."""
@@ -194,22 +191,18 @@ class Membership:
         me = await self.ensure(self.link)
         await self.link.connect()
         if self._heard != (self.link.made, me):
-            await self.link.listen(ALL, lambda _: self._listeners.wake_all())
+            await self.link.listen(ALL, lambda _: self._listeners.wake(None))
             await self.link.listen(channel_of(me), self._listeners.wake)
             self._heard = (self.link.made, me)
-            self._listeners.wake_all()
+            self._listeners.wake(None)
         return me
 
-    def stir(self) -> None:
-        """Let `beat` look whether the store is being closed."""
-        self._stir.set()
-
     async def leave(self, links: Iterable[Link]) -> None:
-        """Delete the row on one of these connections, which nobody uses, if there is one and the server answers."""
+        """Delete the row, on one of these connections or our own, if one is idle and the server answers."""
         if self._timer is not None:
             self._timer.cancel()
         me, self.id, self.deadline = self.id, None, -math.inf
-        for link in links:
+        for link in links if self._is_looking else (self.link, *links):
             if me is not None and link.is_connected:
                 try:
                     await link.ask(_LEAVE, me)
@@ -222,11 +215,3 @@ _NEXT_END: Final = f"""
 SELECT extract(epoch FROM min(lease_until) - clock_timestamp())::float8 AS next_end
 FROM {SCHEMA}.members WHERE id <> $1
 """
-
-
-async def _wait_for(event: asyncio.Event, timeout: float) -> None:
-    try:
-        async with asyncio.timeout(timeout):
-            await event.wait()
-    except TimeoutError:
-        pass

@@ -1,0 +1,6 @@
+"""What processes share through a store: the port, the thread that every store has, and the protocols on top.
+
+`states.SharedState` is the port that pools use. `transactions.Transactions` implements it once, above a small port
+(`transactions.Backend`) that `sqlite`, `postgres` and `memory` implement. `slots` and `claims` are pure steps.
+Imports `errors`, `core`, `gate`. Begin with `states`.
+"""

@@ -1,0 +1,1 @@
+"""The PostgreSQL backend of shared stores, for processes on many machines. Begin with `backend`."""
