@@ -58,8 +58,9 @@ def leaves_nothing_behind() -> Iterator[None]:
 
 
 async def rested(shared: Shared) -> WorkerPool:
-    """The pool, with two workers again."""
+    """The pool, with two workers again, and without the calls that were abandoned before."""
     await all_ready(shared.pool, 2)
+    await until(lambda: in_flight(shared.pool) == 0)
     return shared.pool
 
 
