@@ -38,7 +38,9 @@ PORTS = {
 ENGINES = (
     *("gate", "resources.rotation", "resources.effects", "tasks.scheduling", "sharing.slots"),
     *(
+        "core.key_windows",
         "sharing.claims",
+        "sharing.memory",
         "sharing.protocol",
         "stores.codec",
         "stores.jsonl.lines",

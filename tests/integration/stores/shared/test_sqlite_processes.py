@@ -202,7 +202,7 @@ def test_g06_to_open_a_store_imports_no_module_that_a_fork_could_cut_off() -> No
     """It is opened in a thread. A fork meanwhile leaves what that thread imports half done in the child."""
     code = """
 import sys
-from headgate.stores.shared.sqlite_place import boot_id
+from headgate.sharing.sqlite.place import boot_id
 before = set(sys.modules)
 boot_id()
 print(sorted(set(sys.modules) - before))
