@@ -417,7 +417,7 @@ def test_w42_a_result_that_is_sent_again_is_lost_with_its_worker() -> None:
             [pid] = pids(pool)
             assert await limits.length(bytes(SIZES[0])) == SIZES[0]
             # More than may be under way at once, so the first has come and the last has not, however slow this loop is.
-            calls = [asyncio.create_task(limits.noted_bytes(os.devnull, SIZES[2])) for _ in range(40)]
+            calls = [asyncio.create_task(limits.noted_bytes(os.devnull, SIZES[2])) for _ in range(16)]
             with limits.few_descriptors(0):
                 await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
                 os.kill(pid, signal.SIGKILL)
