@@ -43,7 +43,10 @@ class State:
 class ResourceHealth:
     """The kind of the shared state of a resource pool. Implements `sharing.protocol.Kind`."""
 
-    format: Final = 1
+    @property
+    def format(self) -> int:
+        """Raised when an older release could misread a state."""
+        return 1
 
     def begin(self, news: News | None) -> State:
         """Nothing is known."""

@@ -126,7 +126,10 @@ _FIELDS: Final = ("requests", "per", "tokens", "window", "burst", "delay")
 class SharedQuotaState:
     """The kind of the shared state of a quota. Implements `sharing.protocol.Kind`."""
 
-    format: Final = 2
+    @property
+    def format(self) -> int:
+        """Raised when an older release could misread a state."""
+        return 2
 
     def begin(self, report: Report | None) -> _State:
         """Nothing is used."""

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 from headgate.core.clock import clock
 from headgate.errors import LeaseLost, PoolClosed, StoreUnreachable
@@ -105,7 +105,10 @@ class SharedMemory:
 class MemoryBackend:
     """One member of a `SharedMemory`, for `Transactions`."""
 
-    deadline: Final = math.inf
+    @property
+    def deadline(self) -> float:
+        """Infinite: a member lives exactly as long as its process."""
+        return math.inf
 
     def __init__(self, place: SharedMemory, host: Host) -> None:
         self._place = place

@@ -68,29 +68,29 @@ class Kind(Protocol[S]):
         """The number of the format that `write` writes."""
         ...
 
-    def begin(self, body: Any) -> S:
+    def begin(self, body: Any, /) -> S:
         """The state if nobody has been there, by the body of the first message."""
         ...
 
-    def read(self, found: dict[str, Any], body: Any, is_alone: Callable[[Iterable[str]], bool]) -> S:
+    def read(self, found: dict[str, Any], body: Any, is_alone: Callable[[Iterable[str]], bool], /) -> S:
         """The state that `write` wrote. ValueError for anything else.
 
         `is_alone` tells whether none of some participants is alive, apart from those of this process.
         """
         ...
 
-    def write(self, state: S) -> dict[str, Any]:
+    def write(self, state: S, /) -> dict[str, Any]:
         """The state as JSON can hold it."""
         ...
 
-    def participants(self, state: S) -> Iterable[str]:
+    def participants(self, state: S, /) -> Iterable[str]:
         """All that have a part in the state."""
         ...
 
-    def drop(self, state: S, who: str, now: float) -> None:
+    def drop(self, state: S, who: str, now: float, /) -> None:
         """Forget a participant that is gone: what it held is free, or counts as used."""
 
-    def step(self, state: S, turn: Turn, body: Any) -> Any:
+    def step(self, state: S, turn: Turn, body: Any, /) -> Any:
         """Take in what a participant says, give what is free to whoever is next, and return what it is told.
 
         `body` is None if it leaves.

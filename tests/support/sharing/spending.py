@@ -41,7 +41,9 @@ class State:
 
 
 class SharedBudget:
-    format: Final = 1
+    @property
+    def format(self) -> int:
+        return 1
 
     def begin(self, body: Spending | None) -> State:
         return State(0.0 if body is None else body.total)

@@ -25,23 +25,14 @@ PUBLIC = {
 }
 """What users import, below `headgate`; and all modules directly in `integrations` and `testing`."""
 PORTS = {
-    *(
-        "sharing.states",
-        "sharing.transactions",
-        "stores.port",
-        "discovery.port",
-        "workers.processes.placement",
-        "workers.client.balancing",
-    ),
+    *("sharing.link", "sharing.states", "sharing.transactions", "stores.port", "discovery.port"),
+    *("workers.processes.placement", "workers.client.balancing"),
     *("workers.processes.keepers", "workers.processes.engine_keepers", "core.pool_executor"),
 }
 ENGINES = (
     *("gate", "resources.rotation", "resources.effects", "tasks.scheduling", "sharing.slots"),
+    *("core.key_windows", "sharing.claims", "sharing.memory", "sharing.protocol"),
     *(
-        "core.key_windows",
-        "sharing.claims",
-        "sharing.memory",
-        "sharing.protocol",
         "stores.codec",
         "stores.jsonl.lines",
         "workers.codec",

@@ -60,8 +60,10 @@ _HEARD_SECONDS: Final = 10.0
 class SqliteBackend:
     """Implements `sharing.transactions.Backend`."""
 
-    deadline: Final = math.inf
-    """A member lives exactly as long as its process."""
+    @property
+    def deadline(self) -> float:
+        """Infinite: a member lives exactly as long as its process."""
+        return math.inf
 
     def __init__(
         self, place: Place, heartbeat: float, host: Host, kept_locks: Callable[[], Sequence[KeptLocks]] = tuple
