@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         RunFinished,
         SiblingCancelled,
     )
-    from headgate.resources.members import Member, Seat
+    from headgate.resources.members import Member
     from headgate.resources.model import (
         Attempt,
         PoolStats,
@@ -78,7 +78,6 @@ __all__ = [
     "RetryOperation",
     "RunFinished",
     "RunOptions",
-    "Seat",
     "SiblingCancelled",
     "Signal",
     "Strategy",
@@ -125,7 +124,7 @@ _MODULES = {
     "headgate.resources.run_options": ("LeaseOptions", "RunOptions", "StreamOptions", "SyncOptions", "UseOptions"),
     "headgate.resources.quota": ("Quota",),
     "headgate.resources.pool": ("Pool", "ResourcePool"),
-    "headgate.resources.members": ("Member", "Seat"),
+    "headgate.resources.members": ("Member",),
     "headgate.resources.signals": (
         "CooldownResource",
         "DisableResource",

@@ -217,10 +217,6 @@ CANCEL_REQUESTED: Interruptible = _CancelRequested()
 """In place of the handle of a use that was to be cancelled before it had a handle."""
 
 
-Seat = Member
-"""The former name of `Member`, for strategies that were written with it."""
-
-
 class Use:
     """One call's hold on a resource. The engine keeps its handle and its request id here."""
 

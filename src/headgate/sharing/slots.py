@@ -42,7 +42,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from headgate.errors import StoreFormatTooNew, StoreWriteFailed
 from headgate.sharing.states import ClockOffset, Outcome, Seen
 
-FORMAT: Final = 2
+FORMAT: Final = 1
 RECENT: Final = 40
 """Of how many tenants the state lists the tags that changed last."""
 _TO_SPARE: Final = 12
@@ -201,8 +201,7 @@ class Reply(NamedTuple):
 #     s seq, h held {tenant: slots}, l grants told by the newest reply, n grants not told yet [..., at],
 #     w wants, q queued, k seen - base, y was woken because of k, a alone, b blocked, c counts, o host, p pid
 #
-# A want is a list in the order of `Want`, of at least one task; a grant is one in the order of `Grant`. Format 1 had no
-# base, listed each change in `recent` as [number, tenant, tag], and kept wants of no tasks.
+# A want is a list in the order of `Want`, of at least one task; a grant is one in the order of `Grant`.
 
 _State: TypeAlias = dict[str, Any]
 _Member: TypeAlias = dict[str, Any]
@@ -292,19 +291,9 @@ def _read(text: str | None, settings: Settings) -> _State:
     version = state["f"]
     if isinstance(version, int) and version > FORMAT:
         raise StoreFormatTooNew(f"a shared budget has the format {version}, and this release knows {FORMAT}")
-    if state["limit"] < 1 or not isinstance(state["kind"], str):
+    if version != FORMAT or state["limit"] < 1 or not isinstance(state["kind"], str):
         raise ValueError("no settings")
-    return state if version == FORMAT else _of_format_1(state)
-
-
-def _of_format_1(state: _State) -> _State:
-    recent: dict[str, list[Any]] = {}
-    for number, tenant, tag in state["recent"]:
-        recent.pop(tenant, None)
-        recent[tenant] = [number, tag]
-    for member in state["members"].values():
-        member["w"] = [want for want in member.get("w", ()) if want[_TASKS] > 0]
-    return state | {"f": FORMAT, "base": 0, "recent": recent}
+    return state
 
 
 def _count_from(state: _State, base: int) -> None:

@@ -652,23 +652,6 @@ def test_g11_a_tenant_that_is_served_again_and_again_takes_one_place_in_the_stat
     assert set(place.state()["recent"]) == {"tenant-0", "tenant-1"}
 
 
-def test_g21_a_state_that_an_earlier_release_wrote_is_gone_on_with() -> None:
-    """Format 1 listed each change of a tag, with its whole number, and kept entries of no tasks."""
-    text = (
-        '{"f":1,"number":1002,"virtual":0.0,"recent":[[1000,"a",1.0],[1001,"b",1.0],[1002,"a",2.0]],'
-        '"members":{"m1":{"s":3,"h":{"a":1},"w":[["a",0,1.0,2.0,0,1.0,0],["b",1,1.0,1.0,0,1.0,0]],"q":1,"k":999}},'
-        '"limit":2,"kind":"fair_round_robin"}'
-    )
-    settings = Settings(2, "fair_round_robin")
-    message = Message("", 1, settings, wants=[Want("a", 1, 2.0)], queued=1, seen=1000)
-    outcome = exchange(text, message, Seen(3.0, "m2", NOBODY_GONE))
-    assert outcome.reply.recent == (("a", 2.0), ("b", 2.0))
-    members = json.loads(outcome.state or "")["members"]
-    assert [grant[0] for grant in members["m1"]["n"]] == ["b"], "the tenant with the smaller tag was next"
-    assert members["m2"]["w"][0][:2] == ["a", 1]
-    assert set(outcome.wakes) == {"m1"}
-
-
 def test_g10_more_wants_than_are_allowed_are_cut_off() -> None:
     wants = [Want(f"t{number}", 1, 1.0) for number in range(1000)]
     message = Message("", 1, Settings(1, "fair_round_robin"), wants=wants)
