@@ -327,6 +327,7 @@ def test_r07_tasks_on_workers_of_every_fate(shared: Apart, make: Callable[[], An
                 "a": (combined_jobs.QuotaGone, ("acme",), {"retry": 60}),
                 "b": (combined_jobs.Revoked, (), {"by": "ops"}),
             }
+            await until(lambda: {one["status"] for one in keys.snapshot().values()} == {"healthy"})
             spent = await pool.submit(combined_jobs.by_key, outcomes, max_attempts=1)
             assert await said.ends(pool, keys, spent) == ["failed"]
             with pytest.raises(PoolExhausted):

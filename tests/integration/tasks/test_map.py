@@ -7,6 +7,7 @@ import io
 import sys
 import tracemalloc
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -131,7 +132,7 @@ def test_t15c_a_million_items_take_no_more_memory_than_ten_thousand(ordered: boo
 async def test_t15c_a_slow_source_does_not_hold_back_results() -> None:
     async with TaskPool(max_concurrent=4) as pool:
         times = []
-        async for _ in pool.map(lambda n: slow(1, n), source(5, pause=10)):
+        async for _ in pool.map(partial(slow, 1), source(5, pause=10)):
             times.append(asyncio.get_running_loop().time())
     assert times == [11, 21, 31, 41, 51]
 
@@ -139,7 +140,7 @@ async def test_t15c_a_slow_source_does_not_hold_back_results() -> None:
 @virtual
 async def test_t15c_a_slow_consumer_does_not_hold_back_the_window() -> None:
     async with TaskPool(max_concurrent=4) as pool:
-        async for one in pool.map(lambda n: slow(1, n), range(4)):
+        async for one in pool.map(partial(slow, 1), range(4)):
             await asyncio.sleep(5)
             if one == 0:
                 assert pool.size() == 0
@@ -190,7 +191,7 @@ async def test_t15c_return_exceptions_hands_failures_out(ordered: bool) -> None:
 @virtual
 async def test_t15c_an_early_break_cancels_what_is_out(ordered: bool) -> None:
     async with TaskPool(max_concurrent=2) as pool:
-        results = pool.map(lambda n: slow(10, n), range(1000), ordered=ordered)
+        results = pool.map(partial(slow, 10), range(1000), ordered=ordered)
         async for _ in results:
             break
         await results.aclose()  # type: ignore[attr-defined]
@@ -205,7 +206,7 @@ async def test_t15c_a_cancelled_consumer_cancels_what_is_out() -> None:
     async with TaskPool(max_concurrent=2) as pool:
 
         async def consume() -> None:
-            async for _ in pool.map(lambda n: slow(10, n), range(1000)):
+            async for _ in pool.map(partial(slow, 10), range(1000)):
                 pass
 
         consumer = asyncio.create_task(consume())
@@ -236,11 +237,11 @@ async def test_t15c_a_source_that_fails_is_raised_after_its_results(ordered: boo
 @virtual
 async def test_t15c_backpressure_holds_for_a_map() -> None:
     async with TaskPool(backpressure=backpressure_queue(1)) as pool:
-        async for _ in pool.map(lambda n: slow(1, n), range(10)):
+        async for _ in pool.map(partial(slow, 1), range(10)):
             assert pool.snapshot().queued <= 1
     async with TaskPool(backpressure="fail_fast") as pool:
         with pytest.raises(PoolBusy):
-            async for _ in pool.map(lambda n: slow(1, n), range(10)):
+            async for _ in pool.map(partial(slow, 1), range(10)):
                 pass
     async with TaskPool(backpressure="fail_fast") as pool:
         assert [one async for one in pool.map(quick, range(10), window=1)] == list(range(10))
@@ -253,7 +254,7 @@ async def test_t15c_options_go_to_every_submit() -> None:
             pass
         for task in pool.snapshot().tasks:
             assert (task.priority, task.key, task.labels) == (4, "k", {"a": 1})
-        found = [one async for one in pool.map(lambda n: slow(60, n), range(2), timeout=5, return_exceptions=True)]
+        found = [one async for one in pool.map(partial(slow, 60), range(2), timeout=5, return_exceptions=True)]
         assert [type(one) for one in found] == [TimeoutError, TimeoutError]
 
 
@@ -330,7 +331,7 @@ def test_t15c_progress_is_drawn_on_stderr(capsys: pytest.CaptureFixture[str]) ->
     @virtual
     async def check() -> None:
         async with TaskPool("crunch") as pool:
-            async for _ in pool.map(lambda n: slow(1, n), range(5), progress=True):
+            async for _ in pool.map(partial(slow, 1), range(5), progress=True):
                 pass
 
     check()

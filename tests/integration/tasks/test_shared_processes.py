@@ -194,8 +194,10 @@ def test_g20_a_stopped_process_keeps_its_slots_and_others_use_the_rest(world: Wo
     one.go_on()
     one("open", "a", "b")
     one("drain")
-    for number in range(3):
-        assert two("submit", name=f"late-{number}") == "running"
+    late = [f"late-{number}" for number in range(3)]
+    for name in late:
+        two("submit", name=name)
+    world.wait_started(*late)
     assert world.most() == 3
 
 
@@ -685,7 +687,7 @@ def test_g21_when_the_file_is_damaged_in_use_nothing_starts_until_it_is_mended(w
     eventually(lambda: "no task starts, the shared store does not answer" in two.stderr())
     one("open", "a")
     eventually(lambda: "no task starts" in one.stderr())
-    assert world.running() == ["b"]
+    eventually(lambda: world.running() == ["b"])
     assert two.stderr().count("no task starts") == 1, "it is told once"
     file.write_bytes(whole)
     two("drain")

@@ -6,6 +6,7 @@ not apply, and why, is said in `NOT_APPLICABLE`.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import unittest
 from importlib import import_module
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from headgate import TaskPool, WorkerPool
+from headgate import TaskPool, WorkerPool, pool_list
 
 SCALE = float(os.environ.get("HEADGATE_SCALE", "0.1"))
 
@@ -51,12 +52,18 @@ class Ours:
     executor: Any
     executor_type = TaskPool
 
+    pool: TaskPool | None = None
+
     def setUp(self) -> None:
-        self.executor = TaskPool(max_concurrent=self.worker_count).as_executor()
+        self.pool = TaskPool(max_concurrent=self.worker_count)
+        self.executor = self.pool.as_executor()
 
     def tearDown(self) -> None:
         self.executor.shutdown(wait=True)
         self.executor = None
+        pool, self.pool = self.pool, None
+        if pool is not None and pool in pool_list():  # a pool that no test has used is not closed by its executor
+            asyncio.run(pool.close())
 
 
 class OnWorkers(Ours):
