@@ -144,11 +144,9 @@ class Membership:
 
         Returns in how many seconds to look again, and whether this was a heartbeat.
         """
-        # After a crash of the server the others wait until this one has said that its row is lost.
-        is_due = clock.now() >= self._next_beat or not self.link.is_connected
         self._is_looking = True
         try:
-            next_end = await self._server.persist("heartbeat", self._renew if is_due else self._look)
+            next_end, is_due = await self._server.persist("heartbeat", self._looked)
         finally:
             self._is_looking = False
         if is_due:
@@ -156,6 +154,15 @@ class Membership:
             self._listeners.wake(None)
         # The next event is known in advance: our own renewal, or the end of a lease that is not renewed.
         return min(max(0.0, self._next_beat - clock.now()), next_end + _SOON), is_due
+
+    async def _looked(self) -> tuple[float, bool]:
+        """Renew the lease if that is due, or look; returns when to look again, and whether it was renewed.
+
+        It is due on every new connection, also if the former broke while we looked: after a crash of the server the
+        others wait until this member has said that its row is lost.
+        """
+        is_due = clock.now() >= self._next_beat or not self.link.is_connected
+        return await (self._renew() if is_due else self._look()), is_due
 
     async def _renew(self) -> float:
         """Renew the lease; returns in how many seconds the next lease of another ends."""
