@@ -27,7 +27,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from headgate.core.clock import clock
 from headgate.core.redaction import log_exception
-from headgate.errors import HeadgateError, InvalidType, PoolClosed, StoreWriteFailed
+from headgate.errors import HeadgateError, InvalidType, PoolClosed, StoreUnreachable, StoreWriteFailed
 from headgate.sharing.fork_guard import ForkGuard, never_free
 from headgate.sharing.states import Listener, Outcome, Seen, Step
 
@@ -312,7 +312,9 @@ class Transactions:
         except TimeoutError:
             future.cancel()
             backend = self._backend
-            raise self._closed() if backend is None else backend.silence(timeout) from None
+            if backend is None:
+                raise StoreUnreachable(f"{self._place} did not answer within {timeout:g} s") from None
+            raise backend.silence(timeout) from None
 
     def call(self, work: Callable[[Any], Coroutine[Any, Any, T]]) -> Future[T]:
         """Await `work(backend)` on the thread of the store. PoolClosed if that ends before."""
@@ -360,11 +362,26 @@ class Transactions:
         if timeout > 0 and thread.is_alive():
             self._refuse()
 
+    def stop(self) -> None:
+        """Do what `close` does without waiting, and without a lock: the collector may call it anywhere."""
+        self.is_closed = True
+        loop = self._loop
+        if loop is not None:
+            try:
+                loop.call_soon_threadsafe(self._shut)
+            except RuntimeError:
+                pass  # it has ended
+
     def post(self, callback: Callable[[Any], object]) -> None:
         """Call this with the backend in the thread of the store, if there is one: nothing is started for it."""
+
+        def called() -> None:
+            if self._backend is not None:
+                callback(self._backend)
+
         with self._lock:
             if self._loop is not None and not self.is_closed:
-                self._loop.call_soon_threadsafe(lambda: callback(self._backend))
+                self._loop.call_soon_threadsafe(called)
 
     def _started(self) -> asyncio.SelectorEventLoop:
         """The loop of the thread, which is started if there is none. With the lock held."""
@@ -397,7 +414,10 @@ class Transactions:
     def _run(self, loop: asyncio.SelectorEventLoop) -> None:
         try:
             loop.run_until_complete(self._main())
+        except BaseException:
+            log_exception("headgate.stores", "a defect in a shared store: its thread has ended")
         finally:
+            self.is_closed = True  # whatever ended it: nobody would run what comes
             loop.run_until_complete(_end_others())
             loop.close()
             self._refuse()
@@ -409,7 +429,10 @@ class Transactions:
         self._host = host = Host(self.listeners)
         self._backend = backend = self._make(host)
         tasks = [asyncio.ensure_future(work(backend, host)) for work in (self._serve, self._beat)]
-        await host.closing.wait()
+        closing = asyncio.ensure_future(host.closing.wait())
+        ended, _ = await asyncio.wait([closing, *tasks], return_when=asyncio.FIRST_COMPLETED)
+        for task in ended:
+            task.result()  # a defect ends the thread, and everybody who waits hears of it
         self._arrived.set()
         host.stir.set()
         await asyncio.wait(tasks, timeout=_GRACE)
@@ -433,6 +456,7 @@ class Transactions:
             if count:
                 await self._commit(backend, self._running)
                 self._running = []
+                await asyncio.sleep(0)  # a backend may never wait, and heartbeats and wake-ups have their turn too
             elif host.closing.is_set():
                 return
             else:
@@ -500,6 +524,8 @@ _living: weakref.WeakSet[Transactions] = weakref.WeakSet()
 @atexit.register
 def _close_all() -> None:
     """Let a program that forgot to close its stores still write what is queued, and leave nothing behind."""
-    began = clock.now()
-    for transactions in list(_living):
+    began, living = clock.now(), list(_living)
+    for transactions in living:
+        transactions.close(0.0, ends=True)
+    for transactions in living:
         transactions.close(max(0.0, began + transactions.at_exit - clock.now()), ends=True)

@@ -24,7 +24,7 @@ class SharedStore:
 
     def __init__(self, transactions: Transactions) -> None:
         self._transactions = transactions
-        self._finalizer = weakref.finalize(self, transactions.close, 0.0)
+        self._finalizer = weakref.finalize(self, transactions.stop)
         self._finalizer.atexit = False  # at the end of the program all stores are closed, and waited for
 
     @property
@@ -57,7 +57,7 @@ class SharedStore:
     def close(self, *, timeout: float | None = None) -> None:
         """Stop taking part: run what is queued, and give up what this process holds. Twice is fine.
 
-        Waits at most `timeout` seconds. Open journals stay open.
+        Waits at most `timeout` seconds.
         """
         self._finalizer.detach()
         self._transactions.close(self._closing if timeout is None else timeout)

@@ -138,6 +138,54 @@ def test_g02_connecting_says_how_long_it_has_waited(store: Store) -> None:
     store.connect(PATIENCE)
 
 
+class Beats(MemoryBackend):
+    """Counts how often it looks."""
+
+    looks = 0
+
+    async def look(self) -> float:
+        type(self).looks += 1
+        return 0.001
+
+
+def test_g22_a_store_that_always_has_a_step_to_run_still_looks_who_is_gone() -> None:
+    store, looks = Transactions("test-store", "memory", partial(Beats, SharedMemory())), Beats.looks
+    enough = threading.Event()
+
+    def again(done: Future[Any]) -> None:  # in the thread of the store: there is always a step in the queue
+        if Beats.looks > looks + 5:
+            enough.set()
+        elif done.exception() is None:
+            store.transact("k", partial(append, "")).add_done_callback(again)
+
+    store.transact("k", partial(append, "")).add_done_callback(again)
+    assert enough.wait(PATIENCE)
+    store.close(PATIENCE)
+
+
+def test_g23_a_store_is_stopped_while_its_own_lock_is_held() -> None:
+    """As by the collector, which may find a forgotten store in the thread of that store."""
+    store = Store(SharedMemory())
+    store.connect(PATIENCE)
+    with store._lock:
+        store.stop()
+    store.close()
+    assert not [one for one in threading.enumerate() if one.name == "test-store"]
+
+
+def fails_to_be_made(host: Any) -> MemoryBackend:
+    raise ZeroDivisionError
+
+
+def test_g21_a_store_whose_backend_cannot_be_made_refuses_everything(caplog: pytest.LogCaptureFixture) -> None:
+    store = Transactions("test-store", "memory", fails_to_be_made)
+    for _ in range(2):
+        with pytest.raises(PoolClosed):
+            store.transact("k", partial(append, "a")).result(PATIENCE)
+    store.close(PATIENCE)
+    assert "ZeroDivisionError" in caplog.text
+
+
 class Full(MemoryBackend):
     """Its disk has no room for a text with an x in it."""
 

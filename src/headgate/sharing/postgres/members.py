@@ -95,6 +95,7 @@ class Membership:
         self._timer: asyncio.TimerHandle | None = None
         self._next_beat = -math.inf
         self._is_looking = False  # is our connection in use?
+        self._has_left = False
         self._former = ""  # the id that was lost last
         self.id: str | None = None
         """The id under which this store takes part; None until it has joined."""
@@ -105,6 +106,8 @@ class Membership:
         """Take part, if this does not already; returns the id."""
         if self.id is not None and clock.now() < self.deadline:
             return self.id
+        if self._has_left:
+            raise self._server.busy("the store is being closed")
         async with self._joining:
             if self.id is not None and clock.now() >= self.deadline:
                 self.lose(self.id)
@@ -208,7 +211,7 @@ class Membership:
         """Delete the row, on one of these connections or our own, if one is idle and the server answers."""
         if self._timer is not None:
             self._timer.cancel()
-        me, self.id, self.deadline = self.id, None, -math.inf
+        me, self.id, self.deadline, self._has_left = self.id, None, -math.inf, True
         for link in links if self._is_looking else (self.link, *links):
             if me is not None and link.is_connected:
                 try:

@@ -162,6 +162,7 @@ class Share:
     def end_blocks(self) -> None:
         """Ask before any slot is used again: the store does not answer, or the limits have changed."""
         self._block_ends.clear()
+        self.queue.end_blocks()
 
     def _may_keep(self) -> bool:
         """May a slot that came free wait for a task that is submitted soon? Only if there is no other member.

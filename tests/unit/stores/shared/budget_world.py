@@ -180,11 +180,10 @@ class Pool:
             self.share.queue.put_back(task)
 
     def speak(self, *, lose_answer: bool = False, lose_wakes: bool = False, unserved: bool = False) -> None:
-        self.woken = False
-        if self.resend is not None:  # what has changed since is not in it
+        if self.resend is not None:  # what has changed since is not in it, and who was woken since still has to look
             message, self.resend = self.resend, None
         else:
-            self.changed = self.keeps = False
+            self.woken = self.changed = self.keeps = False
             self.share.contended()
             message = self.share.message(self.world.now, ("host", 1), list(self.lenders))
         reply = self.world.transact(self.id, message, lose_wakes=lose_wakes)

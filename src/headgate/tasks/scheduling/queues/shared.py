@@ -265,6 +265,12 @@ class SharedQueue:
         for task in tasks:
             self.push(task)
 
+    def end_blocks(self) -> None:
+        """Let the granted slots that no task uses yet go to one task each."""
+        for grants in self.ready.values():
+            for place, grant in enumerate(grants):
+                grants[place] = grant._replace(block_ends=0.0)
+
     def drop_ready(self) -> list[Grant]:
         """Give up the granted slots that no task uses. Returns them."""
         unused = [grant for grants in self.ready.values() for grant in grants]
