@@ -97,11 +97,11 @@ class _Part:
     """What one process has of the quota."""
 
     def __init__(self, seq: int = 0, since: float = 0.0) -> None:
-        self.seq = seq
+        self.seq: int = seq
         self.granted: dict[str, float] = {}
         self.ended: dict[str, float] = {}
         self.want: dict[str, float] | None = None
-        self.since = since
+        self.since: float = since
 
     def held(self) -> dict[str, float]:
         """How much it may still use."""
@@ -114,7 +114,7 @@ class _Part:
 
 class _State:
     def __init__(self, quota: QuotaSetting) -> None:
-        self.ledger = Ledger(quota)
+        self.ledger: Ledger = Ledger(quota)
         self.parts: dict[str, _Part] = {}
         self.probe: str | None = None
         """Whose call asks what there is."""
