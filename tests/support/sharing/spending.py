@@ -69,13 +69,15 @@ class SharedBudget:
     def step(self, state: State, turn: Turn, body: Spending | None) -> Allowed | None:
         if body is None:
             return None
-        granted, spent = state.parts.get(turn.me, (0.0, 0.0))
+        before = state.parts.get(turn.me)
+        granted, spent = before or (0.0, 0.0)
         if not turn.is_new:
             spent = max(spent, body.spent)
         lacks = max(0.0, (0.0 if turn.is_new else body.spent) + body.wants - granted)
         granted += min(lacks, max(0.0, state.left))
         state.parts[turn.me] = granted, spent
-        turn.wakes.update(state.parts)
+        if state.parts[turn.me] != before:  # else two that look would wake each other for ever
+            turn.wakes.update(state.parts)
         return Allowed(granted, state.left)
 
 
