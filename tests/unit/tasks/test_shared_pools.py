@@ -359,6 +359,29 @@ async def test_g11_tenants_take_turns_across_pools() -> None:
 
 
 @scenario
+async def test_g14_a_lender_of_a_pool_that_is_alone_resumes_before_its_newcomers() -> None:
+    pool, _ = make(SharedMemory(), max_concurrent=2)
+    ended: list[str] = []
+    awaited: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    async def short(name: str) -> None:
+        await asyncio.sleep(0.01)
+        ended.append(name)
+
+    async def lender() -> None:
+        await (await awaited)
+        ended.append("lender")
+
+    first = await pool.submit(lender)
+    before = [await pool.submit(short, "before") for _ in range(5)]
+    awaited.set_result(await pool.submit(short, "awaited"))
+    after = [await pool.submit(short, "after") for _ in range(30)]
+    await asyncio.gather(first, *before, *after)
+    await pool.close()
+    assert ended.index("lender") - ended.index("awaited") <= 3, "and not behind all that was queued"
+
+
+@scenario
 async def test_g14_nested_work_does_not_deadlock_and_goes_first_in_its_own_process() -> None:
     place, order = SharedMemory(), []
     one, _ = make(place, max_concurrent=1)

@@ -135,6 +135,7 @@ class SharedBudget:
         """Work for this executor from now on."""
         self._executor = executor
         self.share.queue.is_valid = self._is_valid
+        self.share.has_returning = lambda: bool(executor.scheduler.slots.returning)
         if self.fencing:
             executor.on_start = self._set_fence
         self._listen()

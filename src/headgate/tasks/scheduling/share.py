@@ -59,6 +59,8 @@ class Share:
         """All members, as the newest reply told."""
         self.fences: dict[TaskRecord, int] = {}
         """The numbers of the grants of running tasks, if they are asked for."""
+        self.has_returning: Callable[[], bool] = lambda: False
+        """Does a lender here want its slot back? Then freed slots are for it, and are asked for."""
         self._fencing = fencing
         self._counted = False  # must some member know how many tasks are queued here?
         self._changed = changed
@@ -134,6 +136,9 @@ class Share:
         token = self._stop(task)
         if token is None:
             self._changed()  # there is room here now, see `_wants`
+            return
+        if self.has_returning():
+            self._changed()
             return
         if self._may_reuse():
             if self.queue.reuse(token, self._seen) is not None:
