@@ -166,6 +166,7 @@ def test_g20_what_a_killed_process_held_is_free_for_others_soon(world: World) ->
     for child in (one, two, three):
         for number in range(2):
             assert child("submit", name=f"{child.pid}-{number}") == "queued"
+    eventually(lambda: one("look")["queued"] == 6)  # all of them have been announced
     before = time.monotonic()
     one.kill()
     eventually(lambda: len(world.running()) == 3, SOON)
