@@ -166,13 +166,13 @@ def test_g20_what_a_killed_process_held_is_free_for_others_soon(world: World) ->
     for child in (one, two, three):
         for number in range(2):
             assert child("submit", name=f"{child.pid}-{number}") == "queued"
-    eventually(lambda: one("look")["queued"] == 6)  # all of them have been announced
     before = time.monotonic()
     one.kill()
     eventually(lambda: len(world.running()) == 3, SOON)
     last = max(interval.start for interval in world.intervals())
     assert last - before < SOON
-    assert set(world.running()) == {f"{two.pid}-0", f"{two.pid}-1", f"{three.pid}-0"}
+    # Three of the four; which of them depends on whose second task was announced when the process was killed.
+    assert set(world.running()) < {f"{child.pid}-{number}" for child in (two, three) for number in range(2)}
     assert two("look")["members"] == sorted([two.pid, three.pid])
     for child in (two, three):
         child("open", *(f"{child.pid}-{number}" for number in range(2)))
