@@ -118,6 +118,7 @@ PURE = (
     "resources/pickers.py",
     "resources/strategies.py",
     "sharing/claims.py",
+    "sharing/protocol.py",
     "sharing/slots.py",
     "stores/codec.py",
     "stores/jsonl/compaction.py",
