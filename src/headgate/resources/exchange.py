@@ -6,7 +6,7 @@ The state holds the records of resources that are not healthy (`health`), and fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from headgate.resources.health import UNKNOWN, Outage, Record, is_forgotten, is_same, join
@@ -48,11 +48,21 @@ class ResourceHealth:
         """Raised when an older release could misread a state."""
         return 1
 
+    @property
+    def is_replaceable(self) -> bool:
+        """Everybody says again what others must know."""
+        return True
+
+    @property
+    def is_plain(self) -> bool:
+        """Its records are read into values of their own."""
+        return False
+
     def begin(self, news: News | None) -> State:
         """Nothing is known."""
         return State()
 
-    def read(self, found: dict[str, Any], news: News | None, is_alone: Callable[[Iterable[str]], bool]) -> State:
+    def read(self, found: dict[str, Any]) -> State:
         """Read a state. ValueError for anything that `write` does not write."""
         state = State()
         state.health = {mark: _record(one) for mark, one in mapping(found.get("health")).items()}
@@ -79,10 +89,12 @@ class ResourceHealth:
             _join(state, turn, news.records)
             _claim_permits(state, turn, news.wishes)
         _forget_old(state, turn.now)
-        _grant(state, turn)
+        if not turn.unheard:
+            _grant(state, turn)
         if news is None:
             return None
         _wake_holders(state, turn, news.wishes)
+        turn.wakes |= {f"{member}/" for member in turn.unheard}
         mine = state.members[turn.me]
         shares = {mark: share_of(_claims(state, mark), turn.me) for mark in mine}
         return Told(turn.now, state.health, shares)

@@ -12,11 +12,12 @@ The right to probe a resource after a cooldown is a permit too, of which there i
 
 from __future__ import annotations
 
-import heapq
 import math
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
+from headgate.gate.capacity import Rank, allot
 from headgate.resources.effects import Effects, Tell
 from headgate.resources.model import update_limit
 
@@ -65,8 +66,10 @@ class Wish(NamedTuple):
 def claim_of(old: Claim | None, wish: Wish, now: float, *, is_new: bool) -> Claim:
     """Return the claim after a message. `is_new`: the process has a new id since, so what it counted means nothing."""
     since = old.since if old is not None and old.wanted else now
-    if old is None:  # nothing is known of permits that it may have had: the state was lost
+    if old is None and is_new:
         return Claim(0, 0, wish.wanted, since, wish.limit)
+    if old is None:  # the state was lost, or it had nothing: what it says it holds, it holds
+        return Claim(wish.granted, wish.returned, wish.granted + wish.wanted, since, wish.limit)
     if is_new:
         return old._replace(asked=max(old.asked, wish.wanted), since=since, limit=wish.limit)
     returned = min(max(old.returned, wish.returned), old.granted)
@@ -80,21 +83,22 @@ def grant(claims: Mapping[str, Claim]) -> dict[str, Claim]:
     this saves them from asking again soon.
     """
     limit = min((one.limit for one in claims.values()), default=0)
-    free = limit - sum(one.held for one in claims.values())
-    queue = [(one.held, one.since, who) for who, one in claims.items() if one.wanted]
-    given: dict[str, int] = {}
-    heapq.heapify(queue)
-    while queue and free > 0:
-        held, since, who = heapq.heappop(queue)
-        given[who] = given.get(who, 0) + 1
-        free -= 1
-        if claims[who].wanted > given[who]:
-            heapq.heappush(queue, (held + 1, since, who))
-    for who in list(given) if not queue else ():
+    given: Counter[str] = Counter()
+
+    def rank(who: str) -> Rank | None:
+        one = claims[who]
+        return (one.held + given[who], one.since, who) if one.wanted > given[who] else None
+
+    def give(who: str) -> None:
+        given[who] += 1
+
+    free = allot(limit - sum(one.held for one in claims.values()), claims, rank, give)
+    if free > 0 and given:
         share = -(-limit // sum(not one.is_empty for one in claims.values()))
-        more = max(0, min(free, share - claims[who].held - given[who]))
-        given[who] += more
-        free -= more
+        for who in given:
+            more = max(0, min(free, share - claims[who].held - given[who]))
+            given[who] += more
+            free -= more
     return {who: claims[who]._replace(granted=claims[who].granted + number) for who, number in given.items()}
 
 
@@ -161,8 +165,11 @@ class Lease:
 
     def take(self, share: Share | None) -> bool:
         """Note what the store told; None: it has nothing for this process. True: there are more permits than before."""
+        if share is None and self.permits:
+            self.told = None  # the state was lost: what this process holds is said again, and stays
+            return False
         if share is None:
-            self.granted = self.permits = self.share = self.wanted = 0
+            self.granted = self.share = self.wanted = 0
             return False
         if share.granted < self.granted or (self.told is not None and share.returned < self.told.returned):
             self.granted = self.permits = 0  # the state was lost, and counts begin anew

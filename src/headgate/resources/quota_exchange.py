@@ -10,7 +10,7 @@ When a participant wants something that is not there, the others are woken once,
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from headgate.gate.learned import LearnedLimit
@@ -119,6 +119,12 @@ class _State:
         self.probe: str | None = None
         """Whose call asks what there is."""
 
+    def adopt(self, quota: QuotaSetting) -> None:
+        """Go by another quota. What was used counts, unless only one of both is learned."""
+        before, self.ledger = self.ledger, Ledger(quota)
+        if isinstance(quota, Quota) is isinstance(before.quota, Quota):
+            self.ledger.load(before.body())
+
 
 _FIELDS: Final = ("requests", "per", "tokens", "window", "burst", "delay")
 
@@ -131,19 +137,26 @@ class SharedQuotaState:
         """Raised when an older release could misread a state."""
         return 2
 
+    @property
+    def is_replaceable(self) -> bool:
+        """What was used is forgotten, as if the provider had given everybody a new window."""
+        return True
+
+    @property
+    def is_plain(self) -> bool:
+        """Its records are read into values of their own."""
+        return False
+
     def begin(self, report: Report | None) -> _State:
         """Nothing is used."""
         return _State(LEARN if report is None else report.quota)
 
-    def read(self, found: dict[str, Any], report: Report | None, is_alone: Callable[[Iterable[str]], bool]) -> _State:
-        """Read a state. ValueError for what was not written here. A participant that is alone brings its own quota."""
-        parts = {who: _part(one) for who, one in mapping(found.get("parts")).items()}
-        stored = _quota(found.get("quota"))
-        state = _State(report.quota if report is not None and is_alone(parts) else stored)
-        if isinstance(state.ledger.quota, Quota) is isinstance(stored, Quota):
-            state.ledger.load(mapping(found.get("ledger")))
-        state.parts = parts
-        state.probe = found["probe"] if isinstance(found.get("probe"), str) and found["probe"] in parts else None
+    def read(self, found: dict[str, Any]) -> _State:
+        """Read a state. ValueError for what was not written here."""
+        state = _State(_quota(found.get("quota")))
+        state.ledger.load(mapping(found.get("ledger")))
+        state.parts = {who: _part(one) for who, one in mapping(found.get("parts")).items()}
+        state.probe = found["probe"] if isinstance(found.get("probe"), str) and found["probe"] in state.parts else None
         return state
 
     def write(self, state: _State) -> dict[str, Any]:
@@ -171,7 +184,9 @@ class SharedQuotaState:
             state.ledger.probed(answered=False)
 
     def step(self, state: _State, turn: Turn, report: Report | None) -> Granted | None:
-        """Count what was used, grant what is free, and name whom to wake."""
+        """Count what was used, grant what is free, and name whom to wake. Who is alone brings its own quota."""
+        if report is not None and report.quota != state.ledger.quota and turn.is_alone(state.parts):
+            state.adopt(report.quota)
         return _Step(state, turn, report).outcome()
 
 

@@ -7,13 +7,12 @@ answer, such as a resource that is not offered any more, is carried out in the t
 from __future__ import annotations
 
 import logging
-import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from headgate.core.clock import clock
 from headgate.core.redaction import redact
-from headgate.errors import InvalidArgument, StoreUnreachable
+from headgate.errors import InvalidArgument
 from headgate.resources.background import reports
 from headgate.resources.effects import Effects
 from headgate.resources.engine import Engine, begin, lock
@@ -23,15 +22,12 @@ from headgate.resources.members import Member, Requirement
 from headgate.resources.replica import Replica
 from headgate.resources.shared_quotas import SharedQuota, lease_quotas, quota_came, quota_came_sync, share_quotas
 from headgate.resources.wakeups import LoopWaiter, ThreadWaiter, Waiter
-from headgate.sharing.link import Link, send_due
+from headgate.sharing.link import CONNECT, Answer, Link, send_due
 from headgate.sharing.states import ClockOffset, SharedState
 from headgate.stores.addresses import store_from_environment, store_of
 
 if TYPE_CHECKING:
     from headgate.resources.attempts import Call
-
-CONNECT = 10.0
-"""Seconds for which a new pool waits for its store."""
 
 _log = logging.getLogger("headgate.resources")
 
@@ -60,7 +56,9 @@ class SharedHealth:
         self._store = store
         self._name = name
         self._replica = Replica(engine.rotation, name)
-        self._link = Link(self, store, f"resources/{name}", RESOURCE_HEALTH, lock, "its health is not shared any more")
+        self._link = Link(
+            self, store, f"resources/{name}", RESOURCE_HEALTH, "its health is not shared any more", lock=lock
+        )
         self._askers: list[_Asker] = []
         self._effects: Effects = []  # to be carried out
         self._woken: list[_Asker] = []  # the same
@@ -78,12 +76,9 @@ class SharedHealth:
         if self._store.deadline != float("inf"):
             store = self._store
             self._replica.guard(lambda: store.deadline)
-        first = threading.Event()
-        stop = self._link.start(first.set)
-        if not first.wait(CONNECT):
-            stop()
-            raise StoreUnreachable(f"the store did not answer within {CONNECT:g} s")
-        share_quotas(self._engine.rotation, self._store, self._name, CONNECT)
+        self._link.start(answer := Answer())
+        answer.wait()
+        share_quotas(self._engine.rotation, self._store, self._name)
 
     # -- what happens here --------------------------------------------------------------------------------------------
 
@@ -178,7 +173,7 @@ class SharedHealth:
             self._woken += self._askers
         return True
 
-    def failed(self, said: News) -> None:
+    def failed(self, said: News, error: BaseException) -> None:
         """Note that a message may not have arrived."""
         self._replica.failed(said)
 

@@ -7,14 +7,12 @@ belongs to the account of its resources.
 from __future__ import annotations
 
 import logging
-import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
 from headgate.core.clock import clock
-from headgate.errors import StoreUnreachable
 from headgate.resources.accounts import Account
 from headgate.resources.background import reports
 from headgate.resources.effects import Effects
@@ -23,7 +21,7 @@ from headgate.resources.health import mark_of
 from headgate.resources.leased_budget import LeasedBudget
 from headgate.resources.quota_exchange import SHARED_QUOTA, Granted, Report
 from headgate.resources.wakeups import LoopWaiter, ThreadWaiter, Waiter
-from headgate.sharing.link import Link, send_due
+from headgate.sharing.link import Answer, Link, Then, send_due
 from headgate.sharing.states import ClockOffset, SharedState
 
 if TYPE_CHECKING:
@@ -36,21 +34,19 @@ PATIENCE = 0.5
 _log = logging.getLogger("headgate.resources")
 
 
-def share_quotas(rotation: Rotation, store: SharedState, name: str, timeout: float) -> None:
+def share_quotas(rotation: Rotation, store: SharedState, name: str) -> None:
     """Share the quotas of the resources of a pool with all pools of this name; those of groups with all of the group.
 
     Returns when it is known what is left, and blocks this thread for that.
     """
     with lock:
         fresh = lease_quotas(rotation, store, name)
-    waits = []
+    answers = []
     for quota in fresh:
-        first = threading.Event()
-        quota.start(first.set)
-        waits.append(first)
-    for first in waits:
-        if not first.wait(timeout):
-            raise StoreUnreachable(f"the store did not answer within {timeout:g} s")
+        quota.start(answer := Answer())
+        answers.append(answer)
+    for answer in answers:
+        answer.wait()
 
 
 def lease_quotas(rotation: Rotation, store: SharedState, name: str) -> list[SharedQuota]:
@@ -140,7 +136,7 @@ class SharedQuota:
         self._key = key
         self._rotation = weakref.ref(rotation)
         lost = "what is left of it is not given to calls any more"
-        self._link = link = Link(self, store, key, SHARED_QUOTA, lock, lost)
+        self._link = link = Link(self, store, key, SHARED_QUOTA, lost, lock=lock)
         self._budget = LeasedBudget(account.quota, link.note, lambda: store.deadline)
         self._effects: Effects = []  # to be carried out
         self._woken: list[Waiter] = []  # the same
@@ -154,7 +150,7 @@ class SharedQuota:
         """Whether the store answers, as far as is known."""
         return self._link.is_reachable
 
-    def start(self, then: Callable[[], object] | None = None) -> None:
+    def start(self, then: Then | None = None) -> None:
         """Take part, and call `then` when the first answer is there."""
         with lock:
             self._budget.lack(self._budget.need(0.0), clock.now())
@@ -182,7 +178,7 @@ class SharedQuota:
             self._others = told
         return False
 
-    def failed(self, said: Report) -> None:
+    def failed(self, said: Report, error: BaseException) -> None:
         """Do nothing: the same message is sent again."""
 
     def forget(self, now: float, *, forked: bool = False) -> None:

@@ -4,9 +4,9 @@
 before it, a lease that was lost meanwhile, a store that cannot be reached or cannot write, a state that cannot be used,
 a forked child, a pool that is gone.
 
-The answers come in the thread of the store. A pool has no end: it is dropped. So nothing here holds the sharer: the
-store holds a listener, which holds the link weakly. When the link is gone, the listener notices at its next call, and
-says that the pool has left.
+The answers come in the thread of the store, and are passed on to where the sharer lives. A pool has no end: it is
+dropped. So nothing here holds the sharer: the store holds a listener, which holds the link weakly. When the link is
+gone, the listener notices at its next call, and says that the pool has left.
 """
 
 from __future__ import annotations
@@ -17,13 +17,19 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 
 from headgate.core.clock import clock
 from headgate.core.redaction import redact
-from headgate.errors import PoolClosed, StoreUnreachable
+from headgate.errors import PoolClosed, StoreFormatTooNew, StoreUnreachable
 from headgate.sharing.protocol import Kind, Message, Reply, exchange
 from headgate.sharing.states import ClockOffset, SharedState, Step, timed
+
+CONNECT: Final = 10.0
+"""Seconds that the constructor of a pool waits for its store."""
+
+Then: TypeAlias = Callable[[BaseException | None], object]
+"""Called when a message was answered, or with the reason why it was not."""
 
 
 class Sharer(Protocol):
@@ -40,7 +46,7 @@ class Sharer(Protocol):
         """
         ...
 
-    def failed(self, said: Any) -> None:
+    def failed(self, said: Any, error: BaseException) -> None:
         """Note that a message may not have arrived: it is to be told again."""
 
     def forget(self, now: float, *, forked: bool = False) -> None:
@@ -50,19 +56,52 @@ class Sharer(Protocol):
         """Note that the store does not answer, or does again. Without `why` nobody need hear of it."""
 
     def carry_out(self) -> None:
-        """Do what follows from the last calls. Without the lock, in the thread of the store."""
+        """Do what follows from the last calls. Without the lock, and before anything else is sent."""
 
     def warn(self, what: str) -> None:
         """Log this. Called once for each text."""
+
+
+class Answer:
+    """Blocks a thread until a message was answered. A `Then`."""
+
+    def __init__(self) -> None:
+        self._came = threading.Event()
+        self._error: BaseException | None = None
+
+    def __call__(self, error: BaseException | None) -> None:
+        self._error = error
+        self._came.set()
+
+    def wait(self) -> BaseException | None:
+        """Return when the answer is there, or why there is none. StoreUnreachable if neither comes."""
+        if not self._came.wait(CONNECT):
+            raise StoreUnreachable(
+                f"the store did not answer within {CONNECT:g} s", remedy="Look for what holds it up, then try again."
+            )
+        return self._error
 
 
 class Link:
     """Shares one state of a store for a sharer."""
 
     def __init__(
-        self, sharer: Sharer, store: SharedState, key: str, kind: Kind[Any], lock: threading.RLock, lost: str
+        self,
+        sharer: Sharer,
+        store: SharedState,
+        key: str,
+        kind: Kind[Any],
+        lost: str,
+        *,
+        lock: threading.RLock | None = None,
+        post: Callable[[Callable[[], object]], bool] | None = None,
+        is_eager: bool = True,
     ) -> None:
         """`lost` says what becomes of the sharer when the state cannot be shared any more.
+
+        `post` has something called where the sharer lives, and returns False if there is no such place yet; it must not
+        hold the sharer. Without it that is the thread of the store, and `lock` protects the sharer. A link that is not
+        eager sends nothing by itself after an answer: the sharer looks whether it `is_behind`.
 
         Nothing is sent before `start`.
         """
@@ -70,18 +109,27 @@ class Link:
         self._store = store
         self._key = key
         self._kind = kind
-        self._lock = lock
+        self._given_lock = lock
+        self._lock = threading.RLock() if lock is None else lock
         self._lost = lost
+        self._post = _at_once if post is None else post
+        self._is_eager = is_eager
         self._token = clock.token()[:12]
         self._member: str | None = None  # the id of this process when it was last answered
         self._busy = True  # a message is under way
         self._looks = False  # an answer is wanted even if there is nothing to tell
-        self._again = False  # something happened since the message was made
+        self._thens: list[Then] = []  # who waits for the answer to the next message
+        self.is_behind: bool = False
+        """Has something happened since the last message was made?"""
+        self.is_revoked: bool = False
+        """Was the lease lost, and the sharer does not know yet? Set in the thread of the store."""
         self._leases_lost = 0
         self._unreachable = False
+        self._wakes = False  # the sharer is to be told to look
         self.is_stopped: bool = False
         """Is nothing shared any more?"""
         self._warned: set[str] = set()
+        self._stop_listening = _nothing
         _living.add(self)
 
     @property
@@ -89,15 +137,19 @@ class Link:
         """Whether the store answers, as far as is known."""
         return not self.is_stopped and not self._unreachable
 
-    def start(self, then: Callable[[], object] | None = None) -> Callable[[], None]:
-        """Take part, and call `then` when the first answer is there. Returns what stops listening."""
+    @property
+    def is_busy(self) -> bool:
+        """Whether a message is under way."""
+        return self._busy
+
+    def start(self, then: Then | None = None) -> None:
+        """Take part, and call `then` when the first answer is there."""
         leaving = _step(self._kind, Message(self._token, leaves=True))
         listener = _Listener(weakref.ref(self), self._store, self._key, leaving)
-        listener.stop = self._store.listen(self._key, listener)
+        self._stop_listening = listener.stop = self._store.listen(self._key, listener)
         with self._lock:
             self._busy = False
         self.send(looks=True, then=then)
-        return listener.stop
 
     def note(self) -> None:
         """Have this sent by the next `send_due`. With the lock held."""
@@ -108,44 +160,78 @@ class Link:
         """Is there something to send that was not sent?"""
         return self in _due
 
-    def send(self, *, looks: bool = False, then: Callable[[], object] | None = None) -> None:
+    def wait_for_next(self, then: Then) -> None:
+        """Have this called when the next message that is made was answered."""
+        with self._lock:
+            if not self.is_stopped:
+                self._thens.append(then)
+                return
+        then(PoolClosed("the store cannot be used any more"))
+
+    def send(self, *, looks: bool = False, then: Then | None = None) -> None:
         """Send what is to be told, unless a message is under way: then as soon as that is answered."""
         nested = self._lock._is_owned()  # type: ignore[attr-defined]  # a finaliser in the middle of a transition
+        if then is not None:
+            self.wait_for_next(then)
         with self._lock:
             _due.discard(self)
             self._looks = self._looks or looks
-            self._again = True
+            self.is_behind = True
             sharer = self._sharer()
             if self._busy or self.is_stopped or nested or sharer is None:
                 return
-            self._again = False
+            self.is_behind = False
             body = sharer.message(clock.now(), looks=self._looks)
             if body is None:
                 return
             self._busy, self._looks = True, False
+            thens, self._thens = self._thens, []
             message, lost = Message(self._token, self._member, body), self._leases_lost
+        self._transact(message).add_done_callback(partial(_answered, weakref.ref(self), self._post, body, lost, thens))
+
+    def _transact(self, message: Message) -> Future[tuple[Reply, ClockOffset]]:
         try:
-            future = self._store.transact(self._key, _step(self._kind, message))
+            return self._store.transact(self._key, _step(self._kind, message))
         except Exception as error:
-            future = Future()
+            future: Future[tuple[Reply, ClockOffset]] = Future()
             future.set_exception(error)
-        future.add_done_callback(partial(_answered, weakref.ref(self), body, lost, then))
+            return future
+
+    def leave(self, body: Any = None) -> Future[tuple[Reply, ClockOffset]]:
+        """Take part no longer, after a last message. Returns what is done when it was answered."""
+        self.abandon()
+        return self._transact(Message(self._token, self._member, body, leaves=True))
+
+    def abandon(self) -> None:
+        """Say and hear nothing more."""
+        with self._lock:
+            self.is_stopped = True
+        self._stop_listening()
 
     # -- what the store tells ------------------------------------------------------------------------------------------
 
-    def answered(self, said: Any, lost: int, future: Future[tuple[Reply, ClockOffset]]) -> None:
+    def answered(self, said: Any, lost: int, thens: list[Then], future: Future[tuple[Reply, ClockOffset]]) -> None:
         """Take the answer to a message. `lost`: how many leases had been lost when it was sent."""
         sharer = self._sharer()
-        if sharer is None:
-            return
-        try:
-            reply, offset = future.result()
-        except (Exception, CancelledError) as error:
-            self._failed(sharer, said, error)
-            return
+        error: BaseException | None = None
+        if sharer is not None and not self.is_stopped:
+            try:
+                reply, offset = future.result()
+            except (Exception, CancelledError) as failure:
+                error = failure
+                self._failed(sharer, said, failure)
+            else:
+                error = self._take(sharer, said, lost, reply, offset)
+        for then in thens:
+            then(error)
+
+    def _take(
+        self, sharer: Sharer, said: Any, lost: int, reply: Reply, offset: ClockOffset
+    ) -> StoreFormatTooNew | None:
         if not reply.is_usable:
-            self._stop(sharer, f"its state in the store cannot be used: {reply.trouble}")
-            return
+            error = StoreFormatTooNew(f"{reply.trouble}", remedy="Update headgate here, or use another store.")
+            self._stop(sharer, f"its state in the store cannot be used: {reply.trouble}", error)
+            return error
         with self._lock:
             self._busy = False
             now, is_current = clock.now(), lost == self._leases_lost
@@ -154,38 +240,67 @@ class Link:
                 sharer.set_alone(now, alone=False)
             if is_current and self._member != reply.member:
                 sharer.forget(now)
-                self._member = reply.member
-            again = sharer.take(said, reply.body, offset, now, is_current=is_current)
-            again = again or self._again or not is_current or self.is_due
+                self._member, self.is_revoked = reply.member, False
+            if sharer.take(said, reply.body, offset, now, is_current=is_current) or self.is_due or not is_current:
+                self.is_behind = True
+            self._looks = self._looks or not is_current
         sharer.carry_out()
         if reply.trouble is not None:
             self.warn(f"its state in the store was unreadable ({reply.trouble}) and is begun anew")
         self._warned.discard("failed")
-        if again:
-            self.send(looks=not is_current)
+        if self.is_behind and self._is_eager:
+            self.send()
+        return None
+
+    def woken(self) -> None:
+        """Look again. Several times before the sharer has looked are once."""
+        if not self._wakes:
+            self._wakes = True
+            if not self._post(self._woken):
+                self._wakes = False
+
+    def _woken(self) -> None:
+        self._wakes = False
+        self.send(looks=True)
 
     def lease_lost(self) -> None:
         """Note that what this process held belongs to others."""
-        if (sharer := self._sharer()) is not None:
+        with self._lock:
+            self._leases_lost += 1
+            self._member, self.is_revoked = None, True
+        self._post(self._forget)
+
+    def _forget(self) -> None:
+        sharer = self._sharer()
+        if sharer is not None and self.is_revoked:
             with self._lock:
-                self._leases_lost += 1
-                self._member = None
+                self.is_revoked = False
                 sharer.forget(clock.now())
             sharer.carry_out()
             self.send(looks=True)
 
     def unreachable(self, error: Exception) -> None:
         """Go on with what is known."""
-        if (sharer := self._sharer()) is not None:
+        self._post(partial(self._cannot_reach, error))
+
+    def _cannot_reach(self, error: Exception) -> None:
+        sharer = self._sharer()
+        if sharer is not None:
             with self._lock:
+                thens, self._thens = self._thens, []
                 if not self._unreachable:
                     self._unreachable = True
                     sharer.set_alone(clock.now(), alone=True, why=error)
             sharer.carry_out()
+            for then in thens:
+                then(error)
 
     def after_fork(self) -> None:
         """Take part as a process of its own: what was granted is the parent's."""
-        self._busy = self._again = False
+        if self._given_lock is None:
+            self._lock = threading.RLock()
+        self._busy = self.is_behind = self._wakes = self.is_revoked = False
+        self._thens.clear()
         self._leases_lost += 1
         self._member = None
         if (sharer := self._sharer()) is not None:
@@ -194,27 +309,33 @@ class Link:
     def _failed(self, sharer: Sharer, said: Any, error: BaseException) -> None:
         with self._lock:
             self._busy = False
-            sharer.failed(said)
+            sharer.failed(said, error)
         if isinstance(error, PoolClosed):
-            self._stop(sharer, None if self._is_over() else f"its store cannot be used: {redact(str(error))}")
+            why = None if self._is_over() else f"its store cannot be used: {redact(str(error))}"
+            self._stop(sharer, why, error if why else None)
         elif isinstance(error, StoreUnreachable):
-            self.unreachable(error)
-        elif "failed" not in self._warned:  # tried again with the next news, and when the store says to look
-            self._warned.add("failed")
-            self.warn(f"what it learned could not be stored: {redact(str(error))}")
+            self._cannot_reach(error)
+        else:
+            sharer.carry_out()
+            if "failed" not in self._warned:  # tried again with the next news, and when the store says to look
+                self._warned.add("failed")
+                self.warn(f"what it learned could not be stored: {redact(str(error))}")
 
     def _is_over(self) -> bool:
         """Whether the program closed the store, or ends. Otherwise a store is refused that could not start a thread."""
         return getattr(self._store, "is_closed", True) or not threading.main_thread().is_alive()
 
-    def _stop(self, sharer: Sharer, why: str | None) -> None:
+    def _stop(self, sharer: Sharer, why: str | None, error: BaseException | None) -> None:
         """Share nothing any more, and warn of it; without a reason nobody needs to be warned."""
         with self._lock:
             self._busy, self.is_stopped = False, True
+            thens, self._thens = self._thens, []
             sharer.set_alone(clock.now(), alone=True)
         sharer.carry_out()
         if why is not None:
             self.warn(f"{why}; {self._lost}")
+        for then in thens:
+            then(error or PoolClosed("the store was closed"))
 
     def warn(self, what: str) -> None:
         """Have the sharer log this, once."""
@@ -237,7 +358,7 @@ class _Listener:
     def woken(self) -> None:
         link = self._link()
         if link is not None:
-            link.send(looks=True)
+            link.woken()
         else:
             self._leave()
 
@@ -264,22 +385,28 @@ def _nothing() -> None:
     pass
 
 
+def _at_once(call: Callable[[], object]) -> bool:
+    call()
+    return True
+
+
 def _step(kind: Kind[Any], message: Message) -> Step:
     return timed(lambda text, seen: exchange(kind, text, seen, message), clock.now())
 
 
 def _answered(
     link: weakref.ref[Link],
+    post: Callable[[Callable[[], object]], bool],
     said: Any,
     lost: int,
-    then: Callable[[], object] | None,
+    thens: list[Then],
     future: Future[tuple[Reply, ClockOffset]],
 ) -> None:
     known = link()
     if known is not None:
-        known.answered(said, lost, future)
-    if then is not None:
-        then()
+        call = partial(known.answered, said, lost, thens, future)
+        if not post(call):  # there is no place yet, and a thread waits for it
+            call()
 
 
 # -- what is to be sent soon, noted with the lock held and sent when it is not -----------------------------------------

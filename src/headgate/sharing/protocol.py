@@ -6,17 +6,18 @@ participants that are gone, hands it the message, and writes what it has become.
 names all that its sender holds, or has a number. Nothing but ids and numbers is in a state: no value of a resource, no
 argument, no reason, which may contain one.
 
-A text that cannot be read is replaced by a new state, and the reply says so. One that a newer release wrote is left
-alone, and whoever asks is told not to take part.
+A text that cannot be read is replaced by a new state, and the reply says so, unless the kind forbids it: then messages
+fail. One that a newer release wrote is left alone, and whoever asks is told not to take part.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, Protocol, TypeVar
+from collections.abc import Collection, Iterable
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
+from headgate.errors import StoreWriteFailed
 from headgate.sharing.states import Outcome, Seen
 
 S = TypeVar("S")
@@ -32,7 +33,7 @@ class Message(NamedTuple):
     body: Any = None
     """What its kind understands; None: it only leaves."""
     leaves: bool = False
-    """The pool is gone."""
+    """The pool is gone, or takes part no longer after this."""
 
 
 class Reply(NamedTuple):
@@ -47,17 +48,29 @@ class Reply(NamedTuple):
     """Whether this headgate can take part at all."""
 
 
-class Turn(NamedTuple):
+class Turn:
     """One run of a step, as a kind sees it."""
 
-    me: str
-    """The participant that speaks."""
-    now: float
-    """By the clock of the store."""
-    is_new: bool
-    """Has it another id than when it was last answered? Then what it counted means nothing."""
-    wakes: set[str]
-    """The participants to wake, which the kind fills."""
+    __slots__ = ("expires", "is_new", "me", "now", "unheard", "wakes")
+
+    def __init__(self, me: str, now: float, is_new: bool, unheard: Collection[str] = ()) -> None:
+        self.me: str = me
+        """The participant that speaks."""
+        self.now: float = now
+        """By the clock of the store."""
+        self.is_new: bool = is_new
+        """Has it another id than when it was last answered? Then what it holds and counted means nothing."""
+        self.unheard: Collection[str] = unheard
+        """Members that live, have no part in the state, and may hold something: the state was lost a short time ago."""
+        self.wakes: set[str] = set()
+        """The participants to wake, which the kind fills."""
+        self.expires: float | None = None
+        """When the text may be deleted, which the kind sets. See `Outcome.expires`."""
+
+    def is_alone(self, names: Iterable[str]) -> bool:
+        """Whether all of these participants are in the process of the one that speaks."""
+        mine = member_of(self.me)
+        return all(member_of(who) == mine for who in names)
 
 
 class Kind(Protocol[S]):
@@ -68,15 +81,22 @@ class Kind(Protocol[S]):
         """The number of the format that `write` writes."""
         ...
 
+    @property
+    def is_replaceable(self) -> bool:
+        """May a text that cannot be read be replaced by a new state? Otherwise messages fail until it is deleted."""
+        ...
+
+    @property
+    def is_plain(self) -> bool:
+        """Is a state the very mapping that is written? Then it is kept, and not parsed if nobody else has written."""
+        ...
+
     def begin(self, body: Any, /) -> S:
         """The state if nobody has been there, by the body of the first message."""
         ...
 
-    def read(self, found: dict[str, Any], body: Any, is_alone: Callable[[Iterable[str]], bool], /) -> S:
-        """The state that `write` wrote. ValueError for anything else.
-
-        `is_alone` tells whether none of some participants is alive, apart from those of this process.
-        """
+    def read(self, found: dict[str, Any], /) -> S:
+        """The state that `write` wrote. ValueError for anything else."""
         ...
 
     def write(self, state: S, /) -> dict[str, Any]:
@@ -93,7 +113,7 @@ class Kind(Protocol[S]):
     def step(self, state: S, turn: Turn, body: Any, /) -> Any:
         """Take in what a participant says, give what is free to whoever is next, and return what it is told.
 
-        `body` is None if it leaves.
+        `body` is None after it has left.
         """
         ...
 
@@ -106,19 +126,59 @@ def exchange(kind: Kind[S], text: str | None, seen: Seen, message: Message) -> O
     """Take a message of one participant, and answer it."""
     trouble = None
     try:
-        state = _read(kind, text, seen, message)
+        state = _read(kind, text, message)
     except TooNew as error:
         return Outcome(None, Reply(seen.now, seen.member, trouble=str(error), is_usable=False))
-    except ValueError as error:
+    except _FOUND_DAMAGED as error:
+        if not kind.is_replaceable:
+            raise _damaged() from None
+        if not isinstance(error, ValueError):
+            raise
         state, trouble = kind.begin(message.body), str(error)
-    turn = Turn(f"{seen.member}/{message.token}", seen.now, message.member != seen.member, set())
-    for who in list(kind.participants(state)):
-        if (who == turn.me and message.leaves) or _is_gone(who, seen):
-            kind.drop(state, who, seen.now)
-    body = kind.step(state, turn, None if message.leaves else message.body)
-    after = json.dumps({"v": kind.format, **kind.write(state)}, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    try:
+        body, turn = _step(kind, state, seen, message)
+    except _FOUND_DAMAGED:
+        if kind.is_replaceable:
+            raise
+        raise _damaged() from None
+    after = _encode({"v": kind.format, **kind.write(state)})
+    if kind.is_plain:
+        if len(_states) >= _MOST_STATES:
+            _states.clear()
+        _states[kind, after] = state
     wakes = {member_of(who) for who in turn.wakes if who != turn.me}
-    return Outcome(None if after == text else after, Reply(seen.now, seen.member, body, trouble), wakes)
+    reply = Reply(seen.now, seen.member, body, trouble)
+    return Outcome(None if after == text else after, reply, wakes, turn.expires)
+
+
+def _step(kind: Kind[S], state: S, seen: Seen, message: Message) -> tuple[Any, Turn]:
+    me = f"{seen.member}/{message.token}"
+    for who in [who for who in kind.participants(state) if _is_gone(who, seen)]:
+        kind.drop(state, who, seen.now)
+    unheard: Collection[str] = ()
+    if seen.unheard:
+        heard = {seen.member, *map(member_of, kind.participants(state))}
+        unheard = {member for member in seen.unheard if member not in heard and not seen.is_gone(member)}
+    turn = Turn(me, seen.now, message.member != seen.member, unheard)
+    body = None
+    if message.body is not None:
+        body = kind.step(state, turn, message.body)
+    if message.leaves:
+        if me in kind.participants(state):
+            kind.drop(state, me, seen.now)
+        kind.step(state, turn, None)
+    return body, turn
+
+
+_FOUND_DAMAGED: Final = (TypeError, ValueError, KeyError, IndexError, AttributeError)
+"""What a step raises on a state that was not written here, as far as `read` did not notice."""
+
+
+def _damaged() -> StoreWriteFailed:
+    return StoreWriteFailed(
+        "a shared state cannot be read: it was not written by headgate, or it was damaged",
+        remedy="Delete that row of the store (for SQLite: the files beside its path) while no pool uses it.",
+    )
 
 
 def member_of(who: str) -> str:
@@ -131,10 +191,26 @@ def _is_gone(who: str, seen: Seen) -> bool:
     return member != seen.member and seen.is_gone(member)
 
 
-def parsed(text: str | None, kind: Kind[Any]) -> dict[str, Any]:
-    """The JSON of a state. ValueError for what is none, TooNew for one of a newer release."""
+_encode: Final = json.JSONEncoder(separators=(",", ":"), check_circular=False, allow_nan=False).encode
+
+_states: Final[dict[tuple[Kind[Any], str], Any]] = {}
+"""The plain states of the texts that this process wrote last.
+
+An entry is taken out before it is worked on, so no two threads have the same.
+"""
+_MOST_STATES: Final = 64
+
+
+def _read(kind: Kind[S], text: str | None, message: Message) -> S:
+    if text is None:
+        return kind.begin(message.body)
+    known: S | None = _states.pop((kind, text), None)
+    return kind.read(_parsed(text, kind)) if known is None else known
+
+
+def _parsed(text: str, kind: Kind[Any]) -> dict[str, Any]:
     try:
-        found = json.loads(text or "null")
+        found = json.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     if not isinstance(found, dict) or type(found.get("v")) is not int:
@@ -142,16 +218,6 @@ def parsed(text: str | None, kind: Kind[Any]) -> dict[str, Any]:
     if found["v"] > kind.format:
         raise TooNew(f"its format {found['v']} is newer than {kind.format}")
     return found
-
-
-def _read(kind: Kind[S], text: str | None, seen: Seen, message: Message) -> S:
-    if text is None:
-        return kind.begin(message.body)
-
-    def is_alone(names: Iterable[str]) -> bool:
-        return all(member_of(who) == seen.member or seen.is_gone(member_of(who)) for who in names)
-
-    return kind.read(parsed(text, kind), message.body, is_alone)
 
 
 # -- reading what may be anything --------------------------------------------------------------------------------------

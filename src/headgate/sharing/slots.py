@@ -1,15 +1,14 @@
-"""Admission to a budget that several processes share: one pure function, the same for every store.
+"""The slots of a budget that several processes share: a kind of shared state (see `protocol`). Pure.
 
 Each pool that shares a budget is a *member*. Its turn is an **exchange**: it says what it holds, what it wants and how
-much is queued there, and is told what it was granted. `exchange` reads the state that all members share, does all of
-that, and says whom to wake. One row of a store holds the state, so exchanges have one order, and in that order these
-hold after each of them:
+much is queued there, and is told what it was granted. One row of a store holds the state, so exchanges have one order,
+and in that order these hold after each of them:
 
 - What the members hold, together with what they were granted and do not know of yet, is at most the limit. (It is more
   only while a limit that was lowered is reached by ends.)
 - Slots belong to (member, grant, tenant). A message names all slots that its sender holds; it does not add or subtract.
   So a message that is repeated, because its answer was lost, changes nothing: the same `seq` gives the same grants.
-- What a member that is gone held is free, and its late messages are refused (`Reply.lost`).
+- What a member that is gone held is free, and what its late messages say it holds means nothing.
 - If the state was lost, nothing is granted until the members that live have said what they hold.
 - A grant that its member has not been told of may be taken back. That is done when it lies there for a second and
   others want it: a stopped process keeps what it holds, and gets no more.
@@ -25,24 +24,21 @@ passes on. A member that is about to miss some is woken in time.
 woken. If it is the only member it may also keep a slot for a moment when it has no task for it.
 
 **Blocks.** Otherwise a member may give a slot to its next tasks for a few milliseconds after it was granted, and says
-afterwards what that cost (`Message.charges`). Short tasks would be slower than their exchanges without that. Not with
-fences, and not while somebody elsewhere outranks its next task (`Reply.outranks`). So the order of all members holds up
+afterwards what that cost (`Said.charges`). Short tasks would be slower than their exchanges without that. Not with
+fences, and not while somebody elsewhere outranks its next task (`Told.outranks`). So the order of all members holds up
 to one block; the limit and the caps always hold.
 """
 
 from __future__ import annotations
 
-import heapq
-import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from headgate.errors import StoreFormatTooNew, StoreWriteFailed
-from headgate.sharing.states import ClockOffset, Outcome, Seen
+from headgate.gate.capacity import Rank, allot
+from headgate.sharing.protocol import Turn, mapping
 
-FORMAT: Final = 1
 RECENT: Final = 40
 """Of how many tenants the state lists the tags that changed last."""
 _TO_SPARE: Final = 12
@@ -117,11 +113,9 @@ class Charge(NamedTuple):
     cost: float
 
 
-class Message(NamedTuple):
+class Said(NamedTuple):
     """What a member says. Its wants replace those of its message before."""
 
-    member: str
-    """The id of the sender; "" if it joins, and takes the id that it has now."""
     seq: int
     """Grows by one with each message of this member; a repeated one has the same."""
     settings: Settings
@@ -148,8 +142,6 @@ class Message(NamedTuple):
     caps: int | Mapping[str, int] | None = None
     sets_caps: bool = False
     """Set these caps, for all members."""
-    leaves: bool = False
-    """It takes part no longer."""
 
 
 class MemberView(NamedTuple):
@@ -162,24 +154,19 @@ class MemberView(NamedTuple):
     queued: int
 
 
-class Reply(NamedTuple):
+class Told(NamedTuple):
     """What a member is told."""
 
-    lost: bool = False
-    """The member is gone: what it held belongs to others. It takes part again under its new id."""
-    member: str = ""
-    """The id of the member that is answered."""
-    now: float = 0.0
-    ahead: ClockOffset | None = None
-    """See `Seen.ahead`."""
-    settings: Settings | None = None
+    me: str
+    """The name of the member that is answered."""
+    settings: Settings
     grants: tuple[Grant, ...] = ()
     alone: bool = False
     """Nobody else waits: freed slots may be used again without asking."""
     counts: bool = False
     """Some member must know how many tasks are queued here, also when that changes nothing else."""
     recent: tuple[tuple[str, float], ...] = ()
-    """Tags that have changed since `Message.seen`, oldest first."""
+    """Tags that have changed since `Said.seen`, oldest first."""
     seen: int = 0
     virtual: float = 0.0
     full: frozenset[str] = frozenset()
@@ -194,7 +181,7 @@ class Reply(NamedTuple):
 # It is worked on as JSON gave it, because an exchange is a hot path (benchmarks/shared.py): making objects of all that
 # it holds took three times as long as deciding. Its keys, and those of a member, left out where they are empty:
 #
-#     f format, limit, kind, weights, caps, number (of the newest grant or change of a tag), virtual,
+#     v format, limit, kind, weights, caps, number (of the newest grant or change of a tag), virtual,
 #     base (a number that others are counted from, so that they are short),
 #     recent {tenant: [number - base, tag], ...} in the order of the numbers, members {id: member}
 #
@@ -209,91 +196,103 @@ _TENANT, _TASKS, _AT, _TAG, _PRIORITY, _COST, _RETURNING = range(7)
 _LATER: Final = 1e-3
 
 
-def exchange(text: str | None, message: Message, seen: Seen) -> Outcome:
-    """Take in what one member says, grant what is free to whoever is next, and answer.
+class Slots:
+    """The kind of the shared state of a budget. Implements `sharing.protocol.Kind`."""
 
-    Raises StoreFormatTooNew or StoreWriteFailed if the text is not one of ours.
-    """
-    joins = not message.member
-    if joins:
-        message = message._replace(member=seen.member)
-    if message.member != seen.member or seen.is_gone(message.member):
-        return Outcome(None, Reply(lost=True))
-    try:
-        return _exchange(_read(text, message.settings), message, seen, joins=joins)
-    except (TypeError, ValueError, KeyError, IndexError, AttributeError):
-        raise StoreWriteFailed(
-            "the state of a shared budget cannot be read: it was not written by headgate, or it was damaged",
-            remedy="Delete that row of the store (for SQLite: the files beside its path) while no pool uses it.",
-        ) from None
+    @property
+    def format(self) -> int:
+        """Raised when an older release could misread a state."""
+        return 2
 
+    @property
+    def is_replaceable(self) -> bool:
+        """Members would start too much until all have said what they hold."""
+        return False
 
-def _exchange(state: _State, message: Message, seen: Seen, *, joins: bool) -> Outcome:
-    members: dict[str, _Member] = state["members"]
-    own = message.member
-    if joins:
-        members.pop(own, None)  # of a pool that was made before it, and never closed
-    for name in [name for name in members if name != own and seen.is_gone(name)]:
-        del members[name]
-    member = members.get(own)
-    if member is not None and message.seq <= member["s"]:  # said again, because the answer was lost
-        return Outcome(None, _reply(state, member, message, seen))
-    if member is None:
-        if not members:  # nobody is there whose settings could stand
-            _set(state, message.settings)
-            # The state may be new, or that of a moment before a crash. The numbers of grants grow all the same, unless
-            # more than a thousand a second were made until now.
-            state["number"] = max(state["number"], int(seen.now * 1000))
-            _count_from(state, state["number"])
-        member = members[own] = {}
-    queued = _queued(members)
-    _apply(state, member, message)
-    if message.leaves:
-        del members[own]
-    _take_back(state, own, seen.now)
-    unheard = {name for name in seen.unheard if name not in members and not seen.is_gone(name)}
-    woken = unheard or _grant(state, seen.now)
-    if _queued(members) < queued:
-        woken |= {name for name, one in members.items() if "b" in one}
-    waiting = {name for name, one in members.items() if _waits(one)}
-    if not message.leaves:
-        if "n" in member:
-            member["l"] = [grant[:4] for grant in member.pop("n")]
-        if not unheard and not waiting - {own}:
-            member["a"] = 1
-    woken |= _contended(members, own, waiting) | _behind(state)
-    if (joins and message.counts) or message.limit is not None or message.sets_caps:
-        woken |= set(members)  # one that is alone would not ask for long
-    if joins and len(members) == 2:
-        woken |= set(members)  # the first may keep slots as long as it is the only one
-    woken.discard(own)
-    reply = _reply(state, member, message, seen)
-    return Outcome(_text(state), reply, sorted(woken))
+    @property
+    def is_plain(self) -> bool:
+        """Making objects of it would take three times as long as deciding."""
+        return True
 
-
-_known: Final[dict[str, _State]] = {}
-"""The states of the texts that this process wrote last. Often nobody else writes in between: then nothing is parsed.
-
-An entry is taken out before it is worked on, so no two threads have the same. It has to be what parsing the text gives.
-"""
-_MOST_KNOWN: Final = 16
-
-
-def _read(text: str | None, settings: Settings) -> _State:
-    if text is None:
-        state: _State = {"f": FORMAT, "number": 0, "base": 0, "virtual": 0.0, "recent": {}, "members": {}}
-        _set(state, settings)
+    def begin(self, said: Said | None) -> _State:
+        """Nobody holds anything."""
+        state: _State = {"number": 0, "base": 0, "virtual": 0.0, "recent": {}, "members": {}}
+        _set(state, Settings(1, "fifo") if said is None else said.settings)
         return state
-    known = _known.pop(text, None)
-    if known is not None:
-        return known
-    state = json.loads(text)
-    version = state["f"]
-    if isinstance(version, int) and version > FORMAT:
-        raise StoreFormatTooNew(f"a shared budget has the format {version}, and this release knows {FORMAT}")
-    if version != FORMAT or state["limit"] < 1 or not isinstance(state["kind"], str):
-        raise ValueError("no settings")
-    return state
+
+    def read(self, found: _State) -> _State:
+        """Look whether this is a state of a budget. ValueError for anything else."""
+        if found["limit"] < 1 or not isinstance(found["kind"], str):
+            raise ValueError("no settings")
+        mapping(found["members"])
+        return found
+
+    def write(self, state: _State) -> _State:
+        """It is what JSON can hold."""
+        return state
+
+    def participants(self, state: _State) -> Iterable[str]:
+        """The members."""
+        members: Mapping[str, _Member] = state["members"]
+        return members
+
+    def drop(self, state: _State, who: str, now: float) -> None:
+        """What it held is free."""
+        del state["members"][who]
+
+    def step(self, state: _State, turn: Turn, said: Said | None) -> Told | None:
+        """Take in what one member says, grant what is free to whoever is next, name whom to wake, and answer."""
+        members: dict[str, _Member] = state["members"]
+        own = turn.me
+        if said is None:  # it has left
+            turn.wakes |= _grant(state, turn.now) | _contended(members, own) | _blocked(members)
+            return None
+        member, joins = _member(state, turn, said)
+        if turn.is_new and said.held:
+            said = said._replace(held={}, wants=(), refunds=(), charges=())  # it was said under another name
+        queued = _queued(members)
+        if joins or said.seq > member["s"]:  # otherwise it is said again, because the answer was lost
+            _apply(state, member, said)
+        _take_back(state, own, turn.now)
+        if turn.unheard:
+            turn.wakes |= {f"{one}/" for one in turn.unheard}
+        else:
+            turn.wakes |= _grant(state, turn.now)
+        if _queued(members) < queued:
+            turn.wakes |= _blocked(members)
+        if "n" in member:
+            member["l"] = member.get("l", []) + [grant[:4] for grant in member.pop("n")]
+        member.pop("a", None)
+        if not turn.unheard and not any(name != own and _waits(one) for name, one in members.items()):
+            member["a"] = 1
+        turn.wakes |= _contended(members, own) | _behind(state)
+        if said.limit is not None or said.sets_caps or (joins and (said.counts or len(members) == 2)):
+            # One that is alone would not ask for long, and the only one may keep slots that it does not use.
+            turn.wakes |= set(members)
+        return _told(state, member, said, own)
+
+
+SLOTS: Final = Slots()
+
+
+def _member(state: _State, turn: Turn, said: Said) -> tuple[_Member, bool]:
+    """The part of whoever speaks, and whether it is a new one."""
+    members: dict[str, _Member] = state["members"]
+    if turn.is_new:
+        members.pop(turn.me, None)
+        # Pools of this process that were let go are woken, so that they leave.
+        turn.wakes |= {name for name in members if turn.is_alone((name,))}
+    member = members.get(turn.me)
+    if member is not None:
+        return member, False
+    if not members:  # nobody is there whose settings could stand
+        _set(state, said.settings)
+        # The state may be new, or that of a moment before a crash. The numbers of grants grow all the same, unless more
+        # than a thousand a second were made until now.
+        state["number"] = max(state["number"], int(turn.now * 1000))
+        _count_from(state, state["number"])
+    member = members[turn.me] = {}
+    return member, True
 
 
 def _count_from(state: _State, base: int) -> None:
@@ -301,17 +300,6 @@ def _count_from(state: _State, base: int) -> None:
     moved = base - state["base"]
     state["base"] = base
     state["recent"] = {tenant: [number - moved, tag] for tenant, (number, tag) in state["recent"].items()}
-
-
-def _text(state: _State) -> str:
-    text = _dumps(state)
-    if len(_known) >= _MOST_KNOWN:
-        _known.clear()
-    _known[text] = state
-    return text
-
-
-_dumps: Final = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 
 def _set(state: _State, settings: Settings) -> None:
@@ -363,43 +351,43 @@ def _by_tenant(members: Iterable[_Member]) -> Counter[str]:
 # -- what a member says -----------------------------------------------------------------------------------------------
 
 
-def _apply(state: _State, member: _Member, message: Message) -> None:
+def _apply(state: _State, member: _Member, said: Said) -> None:
     """Take over what a member says of itself."""
-    if message.limit is not None:
-        state["limit"] = message.limit
-    if message.sets_caps:
-        _set(state, _settings(state)._replace(caps=message.caps))
+    if said.limit is not None:
+        state["limit"] = said.limit
+    if said.sets_caps:
+        _set(state, _settings(state)._replace(caps=said.caps))
     if state["kind"] in FAIR:
-        for charge in message.charges:  # before its wants: these have the tags of before, or of only its own part
+        for charge in said.charges:  # before its wants: these have the tags of before, or of only its own part
             _count_charge(state, charge)
-    said: _Member = {"s": message.seq, "o": message.host, "p": message.pid}
-    held = {tenant: count for tenant, count in message.held.items() if count > 0}
+    now: _Member = {"s": said.seq, "o": said.host, "p": said.pid}
+    held = {tenant: count for tenant, count in said.held.items() if count > 0}
     unread = member.get("n", [])
     for name, value in (
         ("h", held),
         ("n", unread),  # "l" is not taken over: it knows of those, and what it uses of them is in `held`
-        ("w", _wanted(state, message, unread)),
-        ("q", message.queued),
-        ("k", max(0, message.seen - state["base"])),
-        ("b", int(message.blocked)),
-        ("c", int(message.counts)),
+        ("w", _wanted(state, said, unread)),
+        ("q", said.queued),
+        ("k", max(0, said.seen - state["base"])),
+        ("b", int(said.blocked)),
+        ("c", int(said.counts)),
     ):
         if value:
-            said[name] = value
+            now[name] = value
     member.clear()
-    member.update(said)
+    member.update(now)
     if state["kind"] in FAIR:
-        for tenant, cost in message.refunds:
+        for tenant, cost in said.refunds:
             _refund(state, tenant, cost)
 
 
-def _wanted(state: _State, message: Message, unread: Sequence[list[Any]]) -> list[list[Any]]:
+def _wanted(state: _State, said: Said, unread: Sequence[list[Any]]) -> list[list[Any]]:
     """What a member wants besides what was granted to it already."""
-    recent, seen = state["recent"], message.seen - state["base"]
+    recent, seen = state["recent"], said.seen - state["base"]
     # What was granted and not told of yet is among what it wants.
     granted = Counter([(grant[0], bool(grant[3])) for grant in unread]) if unread else None
     wants = []
-    for tenant, tasks, at, tag, priority, cost, returning in message.wants[:MOST_WANTS]:
+    for tenant, tasks, at, tag, priority, cost, returning in said.wants[:MOST_WANTS]:
         if granted:
             already = min(tasks, granted[tenant, returning])
             granted[tenant, returning] -= already
@@ -480,36 +468,31 @@ def _grant(state: _State, now: float) -> set[str]:
     free: int = state["limit"] - sum(map(_slots, members.values()))
     if free <= 0:
         return set()
-    rank = _RANKS.get(state["kind"], _by_time)
-    heap = [
-        (*rank(state, want), name, place)
-        for name, member in members.items()
-        for place, want in enumerate(member.get("w", ()))
-    ]
-    heapq.heapify(heap)
-    caps = state.get("caps")
+    order, caps = _RANKS.get(state["kind"], _by_time), state.get("caps")
     used = Counter[str]() if caps is None else _by_tenant(members.values())
     woken: set[str] = set()
-    while heap and free > 0:
-        *before, name, place = heapq.heappop(heap)
-        want = members[name]["w"][place]
-        current = rank(state, want)
-        if current != tuple(before):  # its tenant was served meanwhile, through another entry
-            heapq.heappush(heap, (*current, name, place))
-            continue
-        tenant = want[_TENANT]
-        cap = caps.get(tenant) if isinstance(caps, dict) else caps
-        if cap is not None and used[tenant] >= cap:
-            continue
+
+    def rank(entry: tuple[str, list[Any]]) -> Rank | None:
+        _, want = entry
+        if want[_TASKS] <= 0:
+            return None
+        if caps is not None:
+            cap = caps.get(want[_TENANT]) if isinstance(caps, dict) else caps
+            if cap is not None and used[want[_TENANT]] >= cap:
+                return None
+        return order(state, want)
+
+    def give(entry: tuple[str, list[Any]]) -> None:
+        name, want = entry
         _charge(state, members[name], want)
         members[name].setdefault("n", []).append(
-            [tenant, state["number"], want[_COST], want[_RETURNING], round(now, 3)]
+            [want[_TENANT], state["number"], want[_COST], want[_RETURNING], round(now, 3)]
         )
-        used[tenant] += 1
-        free -= 1
+        used[want[_TENANT]] += 1
         woken.add(name)
-        if want[_TASKS] > 0:
-            heapq.heappush(heap, (*rank(state, want), name, place))
+
+    entries = sorted(members.items())
+    allot(free, [(name, want) for name, member in entries for want in member.get("w", ())], rank, give)
     for name in woken:
         members[name]["w"] = [want for want in members[name]["w"] if want[_TASKS] > 0]
     return woken
@@ -529,26 +512,23 @@ def _charge(state: _State, member: _Member, want: list[Any]) -> None:
     state["number"] += 1
 
 
-_Rank: TypeAlias = tuple[float, float, float]
-
-
-def _by_tag(state: _State, want: list[Any]) -> _Rank:
+def _by_tag(state: _State, want: list[Any]) -> Rank:
     return (-1.0, 0.0, want[_AT]) if want[_RETURNING] else (0.0, max(state["virtual"], want[_TAG]), want[_AT])
 
 
-def _by_priority(state: _State, want: list[Any]) -> _Rank:
+def _by_priority(state: _State, want: list[Any]) -> Rank:
     return (-1.0, 0.0, want[_AT]) if want[_RETURNING] else (0.0, -want[_PRIORITY], want[_AT])
 
 
-def _by_time(state: _State, want: list[Any]) -> _Rank:
+def _by_time(state: _State, want: list[Any]) -> Rank:
     return (-1.0 if want[_RETURNING] else 0.0, 0.0, want[_AT])
 
 
-def _newest_first(state: _State, want: list[Any]) -> _Rank:
+def _newest_first(state: _State, want: list[Any]) -> Rank:
     return (-1.0, 0.0, want[_AT]) if want[_RETURNING] else (0.0, 0.0, -want[_AT])
 
 
-_RANKS: Final[dict[str, Callable[[_State, list[Any]], _Rank]]] = {
+_RANKS: Final[dict[str, Callable[[_State, list[Any]], Rank]]] = {
     "fair_round_robin": _by_tag,
     "fair_share": _by_tag,
     "priority": _by_priority,
@@ -560,14 +540,20 @@ _RANKS: Final[dict[str, Callable[[_State, list[Any]], _Rank]]] = {
 # -- whom to wake, and what to answer ---------------------------------------------------------------------------------
 
 
-def _contended(members: dict[str, _Member], sender: str, waiting: set[str]) -> set[str]:
+def _contended(members: dict[str, _Member], sender: str) -> set[str]:
     """The members that were told that nobody else waits, where that is not true any more."""
+    waiting = {name for name, one in members.items() if _waits(one)}
     woken: set[str] = set()
     for name, member in members.items():
         if name != sender and member.get("a") and waiting - {name}:
             del member["a"]
             woken.add(name)
     return woken
+
+
+def _blocked(members: dict[str, _Member]) -> set[str]:
+    """The members in which somebody waits until fewer tasks are queued."""
+    return {name for name, one in members.items() if "b" in one}
 
 
 def _behind(state: _State) -> set[str]:
@@ -590,18 +576,16 @@ def _behind(state: _State) -> set[str]:
     return woken
 
 
-def _reply(state: _State, member: _Member, message: Message, seen: Seen) -> Reply:
+def _told(state: _State, member: _Member, said: Said, own: str) -> Told:
     members: dict[str, _Member] = state["members"]
     settings = _settings(state)
-    known = message.seen - state["base"]
+    known = said.seen - state["base"]
     full: frozenset[str] = frozenset()
     if settings.caps is not None:
         used = _by_tenant(members.values())
         full = frozenset(tenant for tenant, count in used.items() if (cap := settings.cap(tenant)) and count >= cap)
-    return Reply(
-        member=message.member,
-        now=seen.now,
-        ahead=seen.ahead,
+    return Told(
+        me=own,
         settings=settings,
         grants=tuple([Grant(str(one), fence, cost, bool(back)) for one, fence, cost, back in member.get("l", ())]),
         alone=bool(member.get("a")),
@@ -610,7 +594,7 @@ def _reply(state: _State, member: _Member, message: Message, seen: Seen) -> Repl
         seen=state["number"],
         virtual=state["virtual"],
         full=full,
-        outranks=_outranks(state, message.member),
+        outranks=_outranks(state, own),
         members=tuple(
             [
                 MemberView(name, one.get("o", ""), one.get("p", 0), _slots(one), one.get("q", 0))
@@ -621,7 +605,7 @@ def _reply(state: _State, member: _Member, message: Message, seen: Seen) -> Repl
 
 
 def _outranks(state: _State, member: str) -> float:
-    """See `Reply.outranks`."""
+    """See `Told.outranks`."""
     by_priority = state["kind"] == "priority"
     ranks = [
         math.inf if want[_RETURNING] else want[_PRIORITY]

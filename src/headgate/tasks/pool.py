@@ -183,12 +183,12 @@ class TaskPool:
                 self._shared = SharedBudget(
                     state, self.id, settings, counts=policy.shared, fencing=fences, on_lease_lost=on_lost
                 )
+                opened.append(self._shared.abandon)
                 self._shared.join()
             scheduler = self._make_scheduler(strategy, policy, limit or 1, key_limits)
             self._executor = Executor(self.name, self.id, scheduler, reporter, ports, kept, records, failures)
             if self._shared is not None:
                 self._shared.attach(self._executor)
-                opened.append(self._shared.abandon)
             if self._on_signal is not None:
                 self._executor.on_bind = self.drain_on_signals
             register_executor(self._executor)

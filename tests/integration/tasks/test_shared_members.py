@@ -10,7 +10,8 @@ import pytest
 
 from headgate import SqliteStore, StoreWriteFailed, TaskPool
 from headgate.sharing.memory import MemoryState, SharedMemory
-from headgate.sharing.slots import Message, Reply, Settings, Want, exchange
+from headgate.sharing.protocol import Message, exchange
+from headgate.sharing.slots import SLOTS, Said, Settings, Told, Want
 from headgate.sharing.states import ClockOffset, Seen
 from headgate.tasks.names import unregister
 from headgate.tasks.scheduling.share import Share
@@ -130,7 +131,7 @@ def test_g11_the_clock_of_the_store_is_known_within_the_quickest_exchange() -> N
 
     def exchanged(sent: float, stored: float, received: float) -> float:
         share.message(sent, ("", 0), ())
-        share.replied(Reply(member="m", now=stored, settings=share.settings), received)
+        share.take(Told("m", share.settings), ClockOffset.read_between(sent, stored, received), received)
         (want,) = share.message(received, ("", 0), [Waiting()]).wants  # type: ignore[list-item]
         return want.at - received
 
@@ -139,7 +140,7 @@ def test_g11_the_clock_of_the_store_is_known_within_the_quickest_exchange() -> N
     assert exchanged(30.0, 130.0, 80.0) == pytest.approx(100.0), "a reply that was long on its way changes nothing"
     assert exchanged(90.0, 190.5, 90.1) == pytest.approx(100.4), "clocks may drift"
     share.message(91.0, ("", 0), ())
-    share.replied(Reply(member="m", now=5.0, ahead=ClockOffset(7.0, 7.0), settings=share.settings), 92.0)
+    share.take(Told("m", share.settings), ClockOffset(7.0, 7.0), 92.0)
     (want,) = share.message(100.0, ("", 0), [Waiting()]).wants  # type: ignore[list-item]
     assert want.at == 107.0, "a store that knows it is believed"
 
@@ -149,18 +150,19 @@ def test_g21_after_the_state_was_lost_nothing_is_granted_before_all_have_spoken(
 
     def said(member: str, seq: int) -> Any:
         nonlocal text
-        message = Message(member, seq, settings, {"": 1}, [Want("", 5, 1.0)])
-        outcome = exchange(text, message, Seen(1.0, member, lambda one: one not in alive, None, ("m1", "m2", "m3")))
+        message = Message("t", member, Said(seq, settings, {"": 1}, [Want("", 5, 1.0)]))
+        seen = Seen(1.0, member, lambda one: one not in alive, None, ("m1", "m2", "m3"))
+        outcome = exchange(SLOTS, text, seen, message)
         text = outcome.state
         return outcome
 
     first = said("m1", 7)
-    assert (first.reply.grants, first.reply.alone, first.wakes) == ((), False, ["m2", "m3"])
+    assert (first.reply.body.grants, first.reply.body.alone, first.wakes) == ((), False, {"m2", "m3"})
     second = said("m2", 9)
-    assert second.reply.grants == ()
+    assert second.reply.body.grants == ()
     assert "m3" in second.wakes
     alive.remove("m3")
-    assert len(said("m1", 8).reply.grants) == 1, "the third is gone, and two slots are used"
+    assert len(said("m1", 8).reply.body.grants) == 1, "the third is gone, and two slots are used"
 
 
 class Waiting:

@@ -6,7 +6,7 @@ counts as spent. A kind that headgate may have one day needs no more than this m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
 from headgate.sharing.protocol import Turn, mapping, number, row
@@ -48,7 +48,15 @@ class SharedBudget:
     def begin(self, body: Spending | None) -> State:
         return State(0.0 if body is None else body.total)
 
-    def read(self, found: dict[str, Any], body: Spending | None, is_alone: Callable[[Iterable[str]], bool]) -> State:
+    @property
+    def is_replaceable(self) -> bool:
+        return True
+
+    @property
+    def is_plain(self) -> bool:
+        return False
+
+    def read(self, found: dict[str, Any]) -> State:
         state = State(number(found.get("total"), 0.0))
         state.gone = number(found.get("gone"), 0.0)
         for who, part in mapping(found.get("parts")).items():

@@ -21,7 +21,7 @@ from headgate.resources.replica import Replica
 from headgate.resources.rotation import Rotation
 from headgate.resources.stats import check
 from headgate.resources.strategies import NAMED
-from headgate.sharing.protocol import Message, Reply, exchange, parsed
+from headgate.sharing.protocol import Message, Reply, exchange
 from headgate.sharing.states import ClockOffset, Outcome, Seen
 
 SCALE = float(os.environ.get("HEADGATE_SCALE", "0.1"))
@@ -223,6 +223,12 @@ def test_h03_counts_begin_anew_when_the_state_was_lost() -> None:
     lease.told = Wish(10, 5, 0, 10)
     lease.take(Share(2, 0, 5, 0))
     assert (lease.permits, lease.granted, lease.returned) == (2, 2, 0)
+    lease.told = Wish(2, 0, 0, 10)
+    lease.take(None)
+    assert (lease.permits, lease.granted) == (2, 2), "it holds what it holds, though the state was lost"
+    assert not lease.is_told(Wish(2, 0, 0, 10)), "and says so again"
+    lease.release(in_use=0)
+    lease.forget()
     lease.take(None)
     assert (lease.permits, lease.granted) == (0, 0)
 
@@ -246,7 +252,20 @@ def news(token: str, member: str, records: dict[str, Record] | None = None, **wi
 
 
 def read(text: str | None) -> State:
-    return RESOURCE_HEALTH.read(parsed(text, RESOURCE_HEALTH), None, lambda names: False)
+    return RESOURCE_HEALTH.read(json.loads(text))
+
+
+def test_h03_after_the_state_was_lost_no_permit_is_granted_before_all_have_said_what_they_hold() -> None:
+    def seen(member: str) -> Seen:
+        return NOBODY_GONE._replace(member=member, unheard=("m1", "m2"))
+
+    text, reply, wakes = say(None, news("t", "m1", k=Wish(2, 0, 2, 3)), seen("m1"))
+    assert reply.body.shares["k"].granted == 2, "what it has, and no more"
+    assert wakes == {"m2"}
+    text, reply, _ = say(text, news("t", "m2", k=Wish(1, 0, 0, 3)), seen("m2"))
+    assert reply.body.shares["k"].granted == 1
+    _, reply, _ = say(text, news("t", "m1", k=Wish(2, 0, 2, 3)), seen("m1"))
+    assert reply.body.shares["k"].granted == 2, "all three are taken"
 
 
 COOLED = Record(outages=(Outage(990.0, 1, 1020.0),), at=990.0)

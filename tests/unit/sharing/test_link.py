@@ -25,7 +25,7 @@ class Wallet:
         self.notes: list[str] = []
         self.warnings: list[str] = []
         self.lock = threading.RLock() if lock is None else lock
-        self.link = Link(self, store, "budget", SHARED_BUDGET, self.lock, "it spends nothing more")
+        self.link = Link(self, store, "budget", SHARED_BUDGET, "it spends nothing more", lock=self.lock)
 
     def want(self, amount: float) -> None:
         self.wants = amount
@@ -43,7 +43,7 @@ class Wallet:
             self.wants = 0.0 if said.wants == self.wants else self.wants
         return False
 
-    def failed(self, said: Spending) -> None:
+    def failed(self, said: Spending, error: BaseException) -> None:
         self.notes.append("failed")
 
     def forget(self, now: float, *, forked: bool = False) -> None:

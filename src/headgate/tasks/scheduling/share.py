@@ -1,7 +1,7 @@
 """What one pool has of a budget that other processes share, and its side of the exchange. Pure.
 
-The scheduler tells it which tasks use slots; `message` says what the others are to know, and `replied` takes in the
-answer (see `sharing/slots.py`). A slot that comes free is given back with the next message, unless nobody else
+The scheduler tells it which tasks use slots; `message` says what the others are to know, and `take` takes in the answer
+(see `sharing/slots.py`). A slot that comes free is given back with the next message, unless nobody else
 waits: then it goes to the next task here at once. If none is queued here and this pool is the only member, the slot
 is kept for a moment: tasks that are submitted one after the other need no exchange then. Nobody is there who could miss
 it, and this pool is woken when somebody joins. Grants that come to nothing (the task was cancelled, no resource is
@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Final
 
-from headgate.sharing.slots import FAIR, MOST_WANTS, Charge, MemberView, Message, Reply, Settings, Want
+from headgate.sharing.slots import FAIR, MOST_WANTS, Charge, MemberView, Said, Settings, Told, Want
 from headgate.sharing.states import ClockOffset
 from headgate.tasks.model import TaskRecord
 from headgate.tasks.scheduling.queues.shared import SharedQueue
@@ -46,17 +46,17 @@ class Share:
         """`changed` is called, possibly many times, when a message should be sent soon.
 
         `kept` is called when a slot is kept that no task uses: a message should be sent if that lasts. Without it none
-        is kept. `clock` gives the time of `message` and `replied`; without it there are no blocks.
+        is kept. `clock` gives the time of `message` and `take`; without it there are no blocks.
         """
         self.unserved: set[Hashable] = set()
         """Requirements that nothing can serve now: tasks that have one are not announced."""
         self.queue: SharedQueue = SharedQueue(settings, self.unserved, self._on_joined)
         self.alone: bool = False
         """Does nobody else wait? Then freed slots are used again without asking."""
-        self.member: str = ""
-        """The id under which this pool takes part; "" before it does."""
+        self.me: str = ""
+        """The name under which this pool takes part; "" before it does."""
         self.members: tuple[MemberView, ...] = ()
-        """All members, as the newest reply told."""
+        """All members, as the newest answer told."""
         self.fences: dict[TaskRecord, int] = {}
         """The numbers of the grants of running tasks, if they are asked for."""
         self.has_returning: Callable[[], bool] = lambda: False
@@ -79,10 +79,9 @@ class Share:
         self._seq = 0
         self._seen = 0
         self._ahead: float | None = None  # how far the clock of the store is ahead of ours
-        self._said_at = 0.0
         self._full: frozenset[str] = frozenset()
         self._least: int | None = None  # the lowest announced priority, if as many tasks are announced as may be
-        self._limit: tuple[int] | None = None  # to be set for all, until a reply says that it is
+        self._limit: tuple[int] | None = None  # to be set for all, until an answer says that it is
         self._caps: tuple[int | Mapping[str, int] | None] | None = None  # likewise
         self._told: tuple[object, object] = (None, None)  # what of these the newest message had
 
@@ -98,8 +97,8 @@ class Share:
 
     @property
     def queued_elsewhere(self) -> int:
-        """How many tasks are queued in the other pools, as the newest reply told."""
-        return sum(view.queued for view in self.members if view.id != self.member)
+        """How many tasks are queued in the other pools, as the newest answer told."""
+        return sum(view.queued for view in self.members if view.id != self.me)
 
     def _on_joined(self, task: TaskRecord) -> None:
         """Have the others told of a task that is queued now, unless that can make no difference yet."""
@@ -254,7 +253,7 @@ class Share:
         counts: bool = False,
         blocked: bool = False,
         leaves: bool = False,
-    ) -> Message:
+    ) -> Said:
         """What the others are to know now. What was granted and is not used is given back.
 
         `now` is the local clock, `origin` host and process, `returning` are the lenders that want a slot again.
@@ -269,10 +268,8 @@ class Share:
             refunds, charges = [], []
         wants = [] if leaves else self._wants(now, returning)
         self._seq += 1
-        self._said_at = now
         limit, caps = self._told = (self._limit, self._caps)
-        return Message(
-            self.member,
+        return Said(
             self._seq,
             self.settings,
             Counter(self._in_use.values()),
@@ -287,7 +284,6 @@ class Share:
             None if limit is None else limit[0],
             None if caps is None else caps[0],
             caps is not None,
-            leaves,
         )
 
     def _wants(self, now: float, returning: Iterable[TaskRecord]) -> list[Want]:
@@ -304,39 +300,37 @@ class Share:
             wants = _first_of(wants, self.settings.limit - len(self._in_use) - len(self._outside))
         return wants[:MOST_WANTS]
 
-    def replied(self, reply: Reply, now: float) -> bool:
-        """Take in what this pool was told. Returns whether it was granted anything."""
+    def take(self, told: Told, offset: ClockOffset, now: float) -> None:
+        """Take in what this pool was told."""
         queue = self.queue
-        self.member = reply.member
-        assert reply.settings is not None, "only a reply to a member that is gone has none"
-        self._adopt(reply.settings)
+        self.me = told.me
+        self._adopt(told.settings)
         told_limit, told_caps = self._told
         self._limit = None if self._limit is told_limit else self._limit
         self._caps = None if self._caps is told_caps else self._caps
-        self._ahead = self._ahead_by(reply, now)
-        self._seen = max(self._seen, reply.seen)
-        self._full, self.members, self._outranks = reply.full, reply.members, reply.outranks
-        self.alone, self._counted = reply.alone, reply.counts
-        for tenant, tag in reply.recent:
+        self._ahead = self._ahead_by(offset)
+        self._seen = max(self._seen, told.seen)
+        self._full, self.members, self._outranks = told.full, told.members, told.outranks
+        self.alone, self._counted = told.alone, told.counts
+        for tenant, tag in told.recent:
             queue.set_tag(tenant, tag)
-        queue.virtual = max(queue.virtual, reply.virtual)
-        for grant in reply.grants:
+        queue.virtual = max(queue.virtual, told.virtual)
+        for grant in told.grants:
             if grant.returning:
                 self._returns.append(grant.tenant)
             elif self._clock is not None:
                 queue.grant(grant._replace(block_ends=now + BLOCK))
             else:
                 queue.grant(grant)
-        return bool(reply.grants)
 
-    def _ahead_by(self, reply: Reply, now: float) -> float:
+    def _ahead_by(self, offset: ClockOffset) -> float:
         """How far the clock of the store is ahead, as far as the newest exchange tells.
 
-        Each exchange gives two bounds, and what is believed moves only as far as they force it to: so one slow reply
+        Each exchange gives two bounds, and what is believed moves only as far as they force it to: so one slow answer
         does not put the tasks of this process before or behind those of others, and clocks that drift are followed all
         the same.
         """
-        least, most = reply.ahead or ClockOffset.read_between(self._said_at, reply.now, now)
+        least, most = offset
         believed = (least + most) / 2 if self._ahead is None else self._ahead
         return min(max(believed, least), most)
 
@@ -362,7 +356,7 @@ class Share:
         self._charges.clear()
         self.end_blocks()
         self.kept = 0
-        self.member, self._seq, self._seen, self.alone, self._least = "", 0, 0, False, None
+        self.me, self._seen, self.alone, self._least = "", 0, False, None
 
 
 def _first_of(wants: Iterable[Want], room: int) -> list[Want]:

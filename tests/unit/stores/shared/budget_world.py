@@ -11,8 +11,9 @@ import json
 from collections import Counter
 from typing import Any, cast
 
-from headgate.sharing.slots import Message, Reply, Settings, exchange
-from headgate.sharing.states import Outcome, Seen
+from headgate.sharing.protocol import Message, Reply, exchange, member_of
+from headgate.sharing.slots import SLOTS, Settings
+from headgate.sharing.states import ClockOffset, Outcome, Seen
 from headgate.tasks.model import PLAIN, Moment, TaskRecord, Terms
 from headgate.tasks.scheduling.share import Share
 
@@ -48,9 +49,9 @@ class World:
 
     def transact(self, member: str, message: Message, *, lose_wakes: bool = False) -> Reply:
         seen = Seen(self.now, member, lambda other: other not in self.alive)
-        outcome: Outcome = exchange(self.text, message, seen)
+        outcome: Outcome = exchange(SLOTS, self.text, seen, message)
         # It is a pure function. The first time it may know the text, and the second time it has to read it.
-        assert outcome == exchange(self.text, message, seen)
+        assert outcome == exchange(SLOTS, self.text, seen, message)
         if outcome.state is not None:
             self.text = outcome.state
             self.largest = max(self.largest, len(outcome.state))
@@ -70,7 +71,7 @@ class World:
         counted = 0
         for name, entry in state.get("members", {}).items():
             slots = sum(entry.get("h", {}).values()) + len(entry.get("l", ())) + len(entry.get("n", ()))
-            counted += slots if name in self.alive else 0
+            counted += slots if member_of(name) in self.alive else 0
         running = sum(len(pool.share_running()) + pool.share.kept for pool in self.pools)
         if counted <= limit:
             self.most = limit
@@ -109,6 +110,8 @@ class Pool:
     def __init__(self, world: World) -> None:
         self.world = world
         self.id = world.new_id()
+        self.answered: str | None = None
+        """Its id when it was last answered."""
         self.changed = False
         self.woken = False
         self.resend: Message | None = None
@@ -179,21 +182,22 @@ class Pool:
             self.share.unused(task)
             self.share.queue.put_back(task)
 
+    def message(self) -> Message:
+        return Message("t", self.answered, self.share.message(self.world.now, ("host", 1), list(self.lenders)))
+
     def speak(self, *, lose_answer: bool = False, lose_wakes: bool = False, unserved: bool = False) -> None:
         if self.resend is not None:  # what has changed since is not in it, and who was woken since still has to look
             message, self.resend = self.resend, None
         else:
             self.woken = self.changed = self.keeps = False
             self.share.contended()
-            message = self.share.message(self.world.now, ("host", 1), list(self.lenders))
+            message = self.message()
         reply = self.world.transact(self.id, message, lose_wakes=lose_wakes)
         if lose_answer:
             self.resend = message
             return
-        if reply.lost:
-            self.lose_lease()
-            return
-        self.share.replied(reply, self.world.now)
+        self.answered = reply.member
+        self.share.take(reply.body, ClockOffset(), self.world.now)
         if unserved:
             self.fail_to_start()
         self.pump()
@@ -206,7 +210,7 @@ class Pool:
         self.world.alive.discard(self.id)
         self.id = self.world.new_id()
         self.outside |= set(self.running)
-        self.resend = None
+        self.resend, self.answered = None, None
         self.share.lose(list(self.running))
         self.changed = True
         for pool in self.world.pools:

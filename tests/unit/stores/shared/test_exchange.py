@@ -17,9 +17,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from headgate.errors import StoreFormatTooNew, StoreWriteFailed
-from headgate.sharing.slots import RECENT, Message, Reply, Settings, Want, exchange
-from headgate.sharing.states import Seen
+from headgate.errors import StoreWriteFailed
+from headgate.sharing.protocol import Message, exchange, member_of
+from headgate.sharing.slots import RECENT, SLOTS, Said, Settings, Want
+from headgate.sharing.states import Outcome, Seen
 from headgate.tasks.scheduling.share import BLOCK
 from tests.unit.stores.shared.budget_world import Pool, World
 
@@ -100,13 +101,15 @@ def test_g10_a_message_that_is_repeated_changes_nothing() -> None:
 
 def test_g20_what_a_dead_member_held_is_free_and_its_late_messages_are_refused() -> None:
     place, (one, two) = one_running_in_each()
-    late = one.share.message(place.now, ("host", 1), [])
+    late = one.message()
+    assert late.body.held
     one.die()
     talk(two)
     assert len(two.running) == 2
-    before = place.text
-    assert place.transact("m1", late).lost
-    assert place.text == before
+    reply = place.transact(place.new_id(), late)  # its process has another id by now
+    assert reply.body.grants == ()
+    held = {view.id: view.held for view in reply.body.members}
+    assert held == {"m2/t": 2, "m3/t": 0}
 
 
 def test_g20_a_stopped_member_keeps_what_it_holds_and_gets_no_more() -> None:
@@ -286,7 +289,7 @@ def test_g05_with_caps_no_slot_is_kept(with_kept: Settings) -> None:
 def test_g16_with_fencing_every_start_is_an_exchange() -> None:
     place = World(Settings(1, "fifo"))
     pool = place.join()
-    pool.share = type(pool.share)(place.settings, pool._changed, fencing=True)
+    pool.share, pool.answered = type(pool.share)(place.settings, pool._changed, fencing=True), None
     for _ in range(4):
         pool.submit()
     fences = []
@@ -339,6 +342,7 @@ def test_g16_there_are_no_blocks_with_fences() -> None:
     place = World(Settings(1, "fifo"))
     pool, other = place.join(), place.join()
     pool.share = type(pool.share)(place.settings, pool._changed, fencing=True, clock=lambda: place.now)
+    pool.answered = None
     for _ in range(3):
         pool.submit()
         other.submit()
@@ -564,6 +568,10 @@ def test_g04_limits_that_one_member_changes_are_known_to_all() -> None:
     assert two.share.settings == Settings(2, "fifo", None, {"acme": 1})
 
 
+def said(text: str | None, member: str, answered: str | None, body: Said) -> Outcome:
+    return exchange(SLOTS, text, Seen(1.0, member, NOBODY_GONE), Message("t", answered, body))
+
+
 def jain(counts: list[int]) -> float:
     return sum(counts) ** 2 / (len(counts) * sum(count * count for count in counts))
 
@@ -580,27 +588,29 @@ def test_g11_the_state_stays_small_with_many_tenants(scale: float) -> None:
 
 
 def test_g24_a_text_that_is_not_ours_is_a_clear_error() -> None:
-    message = Message("", 1, Settings(1, "fifo"))
+    message = Message("t", None, Said(1, Settings(1, "fifo")))
     for text in (
         "",
         "garbage",
         "[]",
         "{}",
-        '{"f":1}',
-        '{"f":"os:system"}',
-        '{"f":1,"limit":1,"kind":"fifo","number":0}',
+        '{"v":2}',
+        '{"v":"os:system"}',
+        '{"v":2,"limit":1,"kind":"fifo","number":0}',
+        '{"v":2,"limit":1,"kind":"fifo","number":0,"members":{"m2/t":7}}',
     ):
         with pytest.raises(StoreWriteFailed, match="cannot be read"):
-            exchange(text, message, Seen(1.0, "m1", NOBODY_GONE))
-    with pytest.raises(StoreFormatTooNew, match="99"):
-        exchange('{"f":99}', message, Seen(1.0, "m1", NOBODY_GONE))
+            exchange(SLOTS, text, Seen(1.0, "m1", NOBODY_GONE), message)
+    newer = exchange(SLOTS, '{"v":99}', Seen(1.0, "m1", NOBODY_GONE), message)
+    assert (newer.state, newer.reply.is_usable) == (None, False)
+    assert "99" in newer.reply.trouble
 
 
 def test_g24_nothing_but_counts_ids_and_tenants_is_in_the_state() -> None:
     place, (one, _) = world(1, "fair_round_robin")
     one.submit("acme")
     one.speak()
-    known = {"f", "limit", "kind", "number", "base", "virtual", "recent", "members"}
+    known = {"v", "limit", "kind", "number", "base", "virtual", "recent", "members"}
     assert set(json.loads(place.text or "")) == known
 
 
@@ -623,18 +633,18 @@ def test_g11_a_member_that_would_miss_changes_of_tags_is_woken() -> None:
                 two.end(two.running[0])
                 two.submit("waits")
     assert woken
-    reply: Reply = place.transact(two.id, two.share.message(place.now, ("host", 1), []))
-    assert len(reply.recent) < RECENT
+    reply = place.transact(two.id, two.message())
+    assert len(reply.body.recent) < RECENT
 
 
 def test_g11_a_member_behind_is_woken_once_and_again_only_when_it_has_missed_something() -> None:
     settings = Settings(1, "fair_round_robin")
-    quiet = Message("", 1, settings, queued=1)  # it has a task that nothing can serve now
-    text = exchange(None, quiet, Seen(1.0, "quiet", NOBODY_GONE)).state
-    woken, busy = [], ""
+    quiet = Said(1, settings, queued=1)  # it has a task that nothing can serve now
+    text = said(None, "quiet", None, quiet).state
+    woken, busy = [], None
     for number in range(1, 2 * RECENT):
-        message = Message(busy, number, settings, wants=[Want(f"tenant-{number}", 1, 1.0)], queued=1)
-        outcome = exchange(text, message, Seen(1.0, "busy", NOBODY_GONE))
+        wants = Said(number, settings, wants=[Want(f"tenant-{number}", 1, 1.0)], queued=1)
+        outcome = said(text, "busy", busy, wants)
         text, busy = outcome.state, "busy"
         woken += [number] if number > 1 and outcome.wakes else []  # the first wakes it because it joins
     first, *again = woken
@@ -654,9 +664,8 @@ def test_g11_a_tenant_that_is_served_again_and_again_takes_one_place_in_the_stat
 
 def test_g10_more_wants_than_are_allowed_are_cut_off() -> None:
     wants = [Want(f"t{number}", 1, 1.0) for number in range(1000)]
-    message = Message("", 1, Settings(1, "fair_round_robin"), wants=wants)
-    outcome = exchange(None, message, Seen(1.0, "m1", NOBODY_GONE))
-    assert len(json.loads(outcome.state or "")["members"]["m1"]["w"]) <= 32
+    outcome = said(None, "m1", None, Said(1, Settings(1, "fair_round_robin"), wants=wants))
+    assert len(json.loads(outcome.state or "")["members"]["m1/t"]["w"]) <= 32
 
 
 # -- everything in any order ------------------------------------------------------------------------------------------
@@ -758,7 +767,7 @@ class Budgets(RuleBasedStateMachine):
         held = sum(
             sum(entry.get("h", {}).values()) + len(entry.get("l", ())) + len(entry.get("n", ()))
             for name, entry in state["members"].items()
-            if name in self.world.alive
+            if member_of(name) in self.world.alive
         )
         assert held == 0, f"slots leaked: {self.world.text}"
 
