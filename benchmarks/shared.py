@@ -1,7 +1,7 @@
 """Budgets that processes share, beside queues of jobs in PostgreSQL: grants per second, latency, slots busy, bytes.
 
-    make bench          ten minutes
-    make bench-quick    three minutes
+    make bench          twelve minutes
+    make bench-quick    four minutes
 
 All contestants take turns in one run. Most figures are ratios; those in milliseconds, bytes and grants per second are
 promises of the specification (`docs/spec/shared.md`, Cost) for a machine that is not busy. "must" is the minimum of the
@@ -63,8 +63,11 @@ TITLES = {
 POLLING = ("dbos", "dbos-often")
 FOUR = ("sqlite", "postgres", "count", "procrastinate", "procrastinate-workers", "pgqueuer", "dbos", "dbos-often")
 
-ALONE = Bar(0.5)
-GRANTS = Bar(2_000)
+ALONE = Bar(0.8)
+GRANTS = {"sqlite": Bar(2_000), "postgres": Bar(2_500)}
+OF_ONE = Bar(0.5)
+"""Tasks per second of four processes on SQLite beside those of one that is alone."""
+TOGETHER = (1, 2, MEMBERS, 8)
 BESIDE = {"dbos": Bar(10), "procrastinate": Bar(3)}
 START_MS = {"sqlite": Bar(1, at_most=True), "postgres": Bar(3, at_most=True)}
 HANDED_MS = {"sqlite": Bar(2, at_most=True), "postgres": Bar(5, at_most=True)}
@@ -330,9 +333,11 @@ class Four:
 
 
 @asynccontextmanager
-async def four(name: str, around: Surroundings, members: int = MEMBERS) -> AsyncIterator[Four]:
-    """Start the processes of a contestant; end them at the end."""
-    label = name if members == MEMBERS else f"{name}_of_{members}"
+async def four(
+    name: str, around: Surroundings, members: int = MEMBERS, *, label: str | None = None
+) -> AsyncIterator[Four]:
+    """Start the processes of a contestant, on a store of their own; end them at the end."""
+    label = label or (name if members == MEMBERS else f"{name}_of_{members}")
     place = await around.place(label)
     await prepare(name, place)
     tally = around.folder / f"{label}.tally"
@@ -381,9 +386,9 @@ def grant_rows(rounds: Mapping[str, list[Ran]]) -> list[dict[str, Any]]:
         rates = [one.rate for one in ran]
         row: dict[str, Any] = {"who": name, "rate": median(rates), "cpu": median([one.cpu for one in ran])}
         row["rounds"] = rates
-        if name == "sqlite":
-            row |= _judged(GRANTS, row["rate"])
-        elif name != "postgres":
+        if name in GRANTS:
+            row |= _judged(GRANTS[name], row["rate"])
+        else:
             row["ratio"] = median([ours.rate / peer for ours, peer in zip(rounds["postgres"], rates, strict=True)])
             row |= _judged(BESIDE[name], row["ratio"]) if name in BESIDE else {}
         rows.append(row)
@@ -411,6 +416,54 @@ def show_handed(rows: list[dict[str, Any]]) -> None:
     table.print_table(
         "From the end of a task to the start of the next in another process", _LATENCIES, _latency_cells(rows)
     )
+
+
+# -- one process, and several -----------------------------------------------------------------------------------------
+
+
+async def measure_together(lengths: Lengths, around: Surroundings) -> list[dict[str, Any]]:
+    """The same tasks in one process, in two, in four and in eight: what it costs to share."""
+    rows: list[dict[str, Any]] = []
+    for name in GRANTS:
+        async with AsyncExitStack() as stack:
+            table.say(f"{', '.join(map(str, TOGETHER))} processes of {name} start ...")
+            groups = {
+                count: await stack.enter_async_context(four(name, around, count, label=f"{name}_together_{count}"))
+                for count in TOGETHER
+            }
+            rounds: dict[int, list[Ran]] = {count: [] for count in TOGETHER}
+            for number in range(lengths.rounds + 1):  # the first one warms
+                for count, group in groups.items():
+                    ran = await group.run(lengths.tasks[name])
+                    if number:
+                        rounds[count].append(ran)
+        for count, turns in rounds.items():
+            row: dict[str, Any] = {
+                "who": name,
+                "processes": count,
+                "rate": median([one.rate for one in turns]),
+                "cpu": median([one.cpu for one in turns]),
+                "ratio": median([one.rate / alone.rate for one, alone in zip(turns, rounds[1], strict=True)]),
+            }
+            judged = (name, count) == ("sqlite", MEMBERS)
+            rows.append(row | (_judged(OF_ONE, row["ratio"]) if judged else {}))
+    return rows
+
+
+def show_together(rows: list[dict[str, Any]]) -> None:
+    header = ("who", "processes", "tasks /s of all", "cpu us per task", "of one process", "must", "verdict")
+    cells = [
+        (
+            TITLES[row["who"]],
+            str(row["processes"]),
+            per_second(row["rate"]),
+            f"{row['cpu']:,.0f}",
+            times(row["ratio"]),
+            *_bar(row, "{}x"),
+        )
+        for row in rows
+    ]
+    table.print_table(f"One to {TOGETHER[-1]} processes on one budget of {LIMIT}, 100 tenants", header, cells)
 
 
 # -- slots in use -----------------------------------------------------------------------------------------------------
@@ -609,6 +662,7 @@ def missed(results: Mapping[str, Any]) -> list[str]:
             if "ratio" in row
             else f"{row['rate']:,.0f} grants /s, must {row['must']:,}"
         ),
+        "together": lambda row: f"{row['processes']} processes run {times(row['ratio'])} of one, must {row['must']}x",
         "handed": lambda row: f"from a release to a start: {row['p50']:.2f} ms, must {row['must']} ms",
         "busy": lambda row: f"{row['slots']:.2f} of {LIMIT} slots busy, must {row['must']:.0%}",
         "state": lambda row: f"a state of {row['largest']:,} bytes, must {row['must']:,}",
@@ -627,6 +681,7 @@ async def measure(lengths: Lengths, around: Surroundings) -> dict[str, Any]:
         "alone": await measure_alone(lengths, around),
         "starts": await measure_starts(lengths, around),
         **await measure_four(lengths, around),
+        "together": await measure_together(lengths, around),
         "busy": await measure_busy(lengths, around),
         **await measure_bytes(lengths, around),
     }
@@ -644,6 +699,7 @@ def main() -> None:
     show_alone(results["alone"])
     show_starts(results["starts"])
     show_four(results["grants"])
+    show_together(results["together"])
     show_handed(results["handed"])
     show_busy(results["busy"])
     show_bytes(lengths, results)

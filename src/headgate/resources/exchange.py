@@ -43,20 +43,12 @@ class State:
 class ResourceHealth:
     """The kind of the shared state of a resource pool. Implements `sharing.protocol.Kind`."""
 
-    @property
-    def format(self) -> int:
-        """Raised when an older release could misread a state."""
-        return 1
-
-    @property
-    def is_replaceable(self) -> bool:
-        """Everybody says again what others must know."""
-        return True
-
-    @property
-    def is_plain(self) -> bool:
-        """Its records are read into values of their own."""
-        return False
+    format: int = 1
+    """Raised when an older release could misread a state."""
+    is_replaceable: bool = True
+    """Everybody says again what others must know."""
+    is_plain: bool = False
+    """Its records are read into values of their own."""
 
     def begin(self, news: News | None) -> State:
         """Nothing is known."""

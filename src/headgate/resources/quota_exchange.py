@@ -132,20 +132,12 @@ _FIELDS: Final = ("requests", "per", "tokens", "window", "burst", "delay")
 class SharedQuotaState:
     """The kind of the shared state of a quota. Implements `sharing.protocol.Kind`."""
 
-    @property
-    def format(self) -> int:
-        """Raised when an older release could misread a state."""
-        return 2
-
-    @property
-    def is_replaceable(self) -> bool:
-        """What was used is forgotten, as if the provider had given everybody a new window."""
-        return True
-
-    @property
-    def is_plain(self) -> bool:
-        """Its records are read into values of their own."""
-        return False
+    format: int = 2
+    """Raised when an older release could misread a state."""
+    is_replaceable: bool = True
+    """What was used is forgotten, as if the provider had given everybody a new window."""
+    is_plain: bool = False
+    """Its records are read into values of their own."""
 
     def begin(self, report: Report | None) -> _State:
         """Nothing is used."""

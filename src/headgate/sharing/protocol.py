@@ -146,19 +146,22 @@ def exchange(kind: Kind[S], text: str | None, seen: Seen, message: Message) -> O
         if len(_states) >= _MOST_STATES:
             _states.clear()
         _states[kind, after] = state
-    wakes = {member_of(who) for who in turn.wakes if who != turn.me}
+    turn.wakes.discard(turn.me)
+    wakes = {member_of(who) for who in turn.wakes}
     reply = Reply(seen.now, seen.member, body, trouble)
     return Outcome(None if after == text else after, reply, wakes, turn.expires)
 
 
 def _step(kind: Kind[S], state: S, seen: Seen, message: Message) -> tuple[Any, Turn]:
-    me = f"{seen.member}/{message.token}"
-    for who in [who for who in kind.participants(state) if _is_gone(who, seen)]:
-        kind.drop(state, who, seen.now)
+    mine, is_gone = seen.member, seen.is_gone
+    me = f"{mine}/{message.token}"
+    for who in list(kind.participants(state)):
+        if (member := member_of(who)) != mine and is_gone(member):
+            kind.drop(state, who, seen.now)
     unheard: Collection[str] = ()
     if seen.unheard:
-        heard = {seen.member, *map(member_of, kind.participants(state))}
-        unheard = {member for member in seen.unheard if member not in heard and not seen.is_gone(member)}
+        heard = {mine, *map(member_of, kind.participants(state))}
+        unheard = {member for member in seen.unheard if member not in heard and not is_gone(member)}
     turn = Turn(me, seen.now, message.member != seen.member, unheard)
     body = None
     if message.body is not None:
@@ -184,11 +187,6 @@ def _damaged() -> StoreWriteFailed:
 def member_of(who: str) -> str:
     """The id of the process of a participant."""
     return who.rpartition("/")[0]
-
-
-def _is_gone(who: str, seen: Seen) -> bool:
-    member = member_of(who)
-    return member != seen.member and seen.is_gone(member)
 
 
 _encode: Final = json.JSONEncoder(separators=(",", ":"), check_circular=False, allow_nan=False).encode

@@ -199,20 +199,12 @@ _LATER: Final = 1e-3
 class Slots:
     """The kind of the shared state of a budget. Implements `sharing.protocol.Kind`."""
 
-    @property
-    def format(self) -> int:
-        """Raised when an older release could misread a state."""
-        return 2
-
-    @property
-    def is_replaceable(self) -> bool:
-        """Members would start too much until all have said what they hold."""
-        return False
-
-    @property
-    def is_plain(self) -> bool:
-        """Making objects of it would take three times as long as deciding."""
-        return True
+    format: int = 2
+    """Raised when an older release could misread a state."""
+    is_replaceable: bool = False
+    """Members would start too much until all have said what they hold."""
+    is_plain: bool = True
+    """Making objects of it would take three times as long as deciding."""
 
     def begin(self, said: Said | None) -> _State:
         """Nobody holds anything."""
@@ -466,7 +458,8 @@ def _grant(state: _State, now: float) -> set[str]:
     """Grant what is free, the first of all first. Returns the members that were granted something."""
     members: dict[str, _Member] = state["members"]
     free: int = state["limit"] - sum(map(_slots, members.values()))
-    if free <= 0:
+    wanting = [(name, want) for name, member in sorted(members.items()) for want in member.get("w", ())]
+    if free <= 0 or not wanting:
         return set()
     order, caps = _RANKS.get(state["kind"], _by_time), state.get("caps")
     used = Counter[str]() if caps is None else _by_tenant(members.values())
@@ -491,8 +484,7 @@ def _grant(state: _State, now: float) -> set[str]:
         used[want[_TENANT]] += 1
         woken.add(name)
 
-    entries = sorted(members.items())
-    allot(free, [(name, want) for name, member in entries for want in member.get("w", ())], rank, give)
+    allot(free, wanting, rank, give)
     for name in woken:
         members[name]["w"] = [want for want in members[name]["w"] if want[_TASKS] > 0]
     return woken

@@ -143,7 +143,7 @@ def timed(step: Step, asked_at: float) -> Step:
 
     def run(text: str | None, seen: Seen) -> Outcome:
         ahead = seen.ahead or ClockOffset.read_between(asked_at, seen.now, clock.now())
-        outcome = step(text, seen)
-        return outcome._replace(reply=(outcome.reply, ahead))
+        state, reply, wakes, expires = step(text, seen)
+        return Outcome(state, (reply, ahead), wakes, expires)
 
     return run

@@ -41,20 +41,12 @@ class State:
 
 
 class SharedBudget:
-    @property
-    def format(self) -> int:
-        return 1
+    format: int = 1
+    is_replaceable: bool = True
+    is_plain: bool = False
 
     def begin(self, body: Spending | None) -> State:
         return State(0.0 if body is None else body.total)
-
-    @property
-    def is_replaceable(self) -> bool:
-        return True
-
-    @property
-    def is_plain(self) -> bool:
-        return False
 
     def read(self, found: dict[str, Any]) -> State:
         state = State(number(found.get("total"), 0.0))
