@@ -486,7 +486,8 @@ class Transactions:
                 call.tell()
 
     async def _beat(self, backend: Backend, host: Host) -> None:
-        """Let the backend look whenever it wants to, until the store is closed."""
+        """Let the backend look whenever it wants to, until the store is closed. After a failure at least each second."""
+        pause = 1.0
         while not host.closing.is_set():
             host.stir.clear()
             try:
@@ -497,7 +498,7 @@ class Transactions:
                 if not isinstance(error, HeadgateError):
                     log_exception("headgate.stores", "a defect in a shared store: a heartbeat failed")
                 self.listeners.cannot_reach("heartbeat", error)
-                pause = 1.0
+                pause = min(pause, 1.0)  # a short lease wants to be renewed as often as before
             try:
                 async with asyncio.timeout(pause):
                     await host.stir.wait()

@@ -17,6 +17,7 @@ from headgate.sharing.memory import MemoryBackend, SharedMemory
 from headgate.sharing.states import Outcome, Seen
 from headgate.sharing.transactions import Transactions
 from headgate.testing import check_shared_state
+from tests.support.workers.support import wait_until
 
 PATIENCE = 30.0
 
@@ -160,6 +161,24 @@ def test_g22_a_store_that_always_has_a_step_to_run_still_looks_who_is_gone() -> 
 
     store.transact("k", partial(append, "")).add_done_callback(again)
     assert enough.wait(PATIENCE)
+    store.close(PATIENCE)
+
+
+class Falters(Beats):
+    """Cannot look each second time."""
+
+    async def look(self) -> float:
+        pause = await super().look()
+        if self.looks % 2:
+            raise StoreUnreachable("no answer")
+        return pause
+
+
+def test_g21_a_heartbeat_that_failed_is_tried_again_as_soon_as_the_lease_wants_it() -> None:
+    store = Transactions("test-store", "memory", partial(Falters, SharedMemory()))
+    store.connect(PATIENCE)
+    first = Falters.looks
+    wait_until(lambda: Falters.looks > first + 100)  # half of them fail: with a second after each that would be 50
     store.close(PATIENCE)
 
 

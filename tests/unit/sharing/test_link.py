@@ -118,6 +118,47 @@ def test_h01_a_pool_that_has_nothing_to_tell_sends_nothing_until_it_is_woken(sto
     store.answer()
 
 
+def test_g01_whoever_waits_for_an_answer_gets_that_of_the_next_message_though_one_is_under_way(store: Slow) -> None:
+    """A pool is woken while it is made: the message that follows must not be taken for its first."""
+    one, came = Wallet(store), list[BaseException | None]()
+    one.link.start()
+    one.link.send(looks=True, then=came.append)
+    store.answer()
+    assert not came, "that message was made before"
+    store.answer()
+    assert came == [None]
+
+
+def test_g21_whoever_waits_for_an_answer_is_told_why_there_is_none(store: Slow) -> None:
+    one, came = Wallet(store), list[BaseException | None]()
+    one.link.start(came.append)
+    store.answer(StoreWriteFailed("the disk is full"))
+    one.link.send(looks=True)
+    one.link.send(looks=True, then=came.append)
+    store.member.cut_off()
+    one.link.abandon()
+    one.link.send(looks=True, then=came.append)
+    assert [type(error).__name__ for error in came] == ["StoreWriteFailed", "LeaseLost", "PoolClosed"]
+
+
+def test_g06_a_link_that_is_abandoned_takes_no_answer(store: Slow) -> None:
+    one = Wallet(store)
+    one.link.start()
+    one.link.abandon()
+    store.answer()
+    assert "take" not in one.notes
+
+
+def test_g15_a_last_message_is_counted_before_its_sender_leaves() -> None:
+    place = SharedMemory()
+    one, other = Wallet(place.member()), Wallet(place.member())
+    one.link.start()
+    other.link.start()
+    one.link.leave(Spending(10.0, 0.0, 4.0)).result(0)
+    other.link.send(looks=True)
+    assert other.left == 6.0, "granted, and then gone: it counts as spent"
+
+
 def test_g20_the_answer_to_a_message_of_a_lost_lease_grants_nothing_and_it_asks_again(store: Slow) -> None:
     one = Wallet(store)
     one.link.start()
