@@ -486,7 +486,7 @@ class Transactions:
                 call.tell()
 
     async def _beat(self, backend: Backend, host: Host) -> None:
-        """Let the backend look whenever it wants to, until the store is closed. After a failure at least each second."""
+        """Let the backend look when it wants to, until the store is closed; after a failure at least each second."""
         pause = 1.0
         while not host.closing.is_set():
             host.stir.clear()
