@@ -7,6 +7,7 @@ answer, such as a resource that is not offered any more, is carried out in the t
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from headgate.resources.events import FROM_ANOTHER
 from headgate.resources.exchange import RESOURCE_HEALTH, News, Told
 from headgate.resources.members import Member, Requirement
 from headgate.resources.replica import Replica
-from headgate.resources.shared_quotas import SharedQuota, lease_quotas, quota_came, quota_came_sync, share_quotas
+from headgate.resources.shared_quotas import QuotaWait, SharedQuota, lease_quotas, share_quotas, wait_for_quota
 from headgate.resources.wakeups import LoopWaiter, ThreadWaiter, Waiter
 from headgate.sharing.link import CONNECT, Answer, Link, send_due
 from headgate.sharing.states import ClockOffset, SharedState
@@ -59,9 +60,9 @@ class SharedHealth:
         self._link = Link(
             self, store, f"resources/{name}", RESOURCE_HEALTH, "its health is not shared any more", lock=lock
         )
-        self._askers: list[_Asker] = []
+        self._waits: list[PermitWait] = []
         self._effects: Effects = []  # to be carried out
-        self._woken: list[_Asker] = []  # the same
+        self._woken: list[PermitWait] = []  # the same
         self._followed: Effects = []  # since `members_changed` was last called
         self._unstarted: list[SharedQuota] = []  # the same
 
@@ -116,45 +117,44 @@ class SharedHealth:
             quota.start()
 
     async def permit_came(self, call: Call) -> bool:
-        """Wait for a permit or a quota that a call without a wait mode lacks; False: none came within `PATIENCE`."""
-        asker = self._ask(call, waiter := LoopWaiter())
-        if asker is None:
-            return await quota_came(self._engine.rotation, call)
+        """Wait for a permit or a quota that a call without a wait mode lacks; False: none came in time."""
+        wait = self._wait(call, waiter := LoopWaiter())
+        if wait is None:
+            return False
         try:
-            self._link.send()
-            await waiter.wait(asker.limit)
+            await waiter.wait(wait.limit)
         finally:
-            self._asked(asker)
-        return self._replica.grants != asker.grants
+            came = wait.end()
+        return came
 
     def permit_came_sync(self, call: Call) -> bool:
         """`permit_came` for a thread without a loop."""
-        asker = self._ask(call, waiter := ThreadWaiter())
-        if asker is None:
-            return quota_came_sync(self._engine.rotation, call)
+        wait = self._wait(call, waiter := ThreadWaiter())
+        if wait is None:
+            return False
         try:
-            self._link.send()
-            waiter.wait(asker.limit)
+            waiter.wait(wait.limit)
         finally:
-            self._asked(asker)
-        return self._replica.grants != asker.grants
+            came = wait.end()
+        return came
 
-    def _ask(self, call: Call, waiter: Waiter) -> _Asker | None:
-        requirement = call.plan.requirement
+    def _wait(self, call: Call, waiter: Waiter) -> PermitWait | QuotaWait | None:
+        wait = None
         with lock:
             avoid = self._engine.rotation.avoided(call.choices()[-1], call.plan.affinity)
-            limit = self._replica.lacks(requirement, avoid, clock.now(), call.plan.cost)
-            if limit is None or not self._link.is_reachable:
-                return None
-            if call.deadline is not None:
-                limit = min(limit, call.deadline)
-            asker = _Asker(requirement, waiter, limit, self._replica.grants)
-            self._askers.append(asker)
-            return asker
+            limit = self._replica.lacks(call.plan.requirement, avoid, clock.now(), call.plan.cost)
+            if limit is not None and self._link.is_reachable:
+                limit = limit if call.deadline is None else min(limit, call.deadline)
+                wait = PermitWait(call.plan.requirement, waiter, limit, self._replica, self._stopped_waiting)
+                self._waits.append(wait)
+        if wait is None:
+            return wait_for_quota(self._engine.rotation, call, waiter)
+        self._link.send()
+        return wait
 
-    def _asked(self, asker: _Asker) -> None:
+    def _stopped_waiting(self, wait: PermitWait) -> None:
         with lock:
-            self._askers.remove(asker)
+            self._waits.remove(wait)
         self._link.send()
 
     # -- what the link asks -------------------------------------------------------------------------------------------
@@ -163,14 +163,14 @@ class SharedHealth:
         """What is to be told; None: nothing."""
         if looks:
             self._replica.want_more(now)
-        return self._replica.message(now, self._askers, looks=looks)
+        return self._replica.message(now, self._waits, looks=looks)
 
     def take(self, said: News, told: Told, offset: ClockOffset, now: float, *, is_current: bool) -> bool:
         """Take an answer. There may be something to tell: what the store has lost."""
         grants = self._replica.grants
         self._effects += self._replica.take(told, offset, now, is_current=is_current)
         if self._replica.grants != grants:
-            self._woken += self._askers
+            self._woken += self._waits
         return True
 
     def failed(self, said: News, error: BaseException) -> None:
@@ -180,14 +180,14 @@ class SharedHealth:
     def forget(self, now: float, *, forked: bool = False) -> None:
         """Have no permits any more."""
         if forked:
-            self._askers.clear()
+            self._waits.clear()
         self._replica.forget_permits()
 
     def set_alone(self, now: float, *, alone: bool, why: Exception | None = None) -> None:
         """Go on with what is known while the store does not answer."""
         self._effects += self._replica.set_alone(now, alone=alone)
         if alone:
-            self._woken += self._askers
+            self._woken += self._waits
         if why is not None:
             reports.call(partial(self._engine.reporter.unshared, redact(str(why))))
         elif not alone:
@@ -201,21 +201,35 @@ class SharedHealth:
         report = begin(effects, FROM_ANOTHER)
         if report is not None:
             reports.call(report)
-        for asker in woken:
-            asker.waiter.wake()
+        for wait in woken:
+            wait.waiter.wake()
 
     def warn(self, what: str) -> None:
         """Log this."""
         reports.call(partial(_log.warning, "%s: %s", self._engine.reporter.name, what))
 
 
-class _Asker:
-    """A call without a wait mode that lacks a permit."""
+class PermitWait:
+    """A call without a wait mode that lacks a permit, and waits until another process returns one."""
 
-    __slots__ = ("grants", "limit", "requirement", "waiter")
+    __slots__ = ("_grants", "_replica", "_stopped", "limit", "requirement", "waiter")
 
-    def __init__(self, requirement: Requirement, waiter: Waiter, limit: float, grants: int) -> None:
+    def __init__(
+        self,
+        requirement: Requirement,
+        waiter: Waiter,
+        limit: float,
+        replica: Replica,
+        stopped: Callable[[PermitWait], None],
+    ) -> None:
         self.requirement = requirement
         self.waiter = waiter
         self.limit = limit
-        self.grants = grants
+        self._replica = replica
+        self._grants = replica.grants
+        self._stopped = stopped
+
+    def end(self) -> bool:
+        """Wait no longer. Returns whether a permit came, perhaps for somebody else."""
+        self._stopped(self)
+        return self._replica.grants != self._grants

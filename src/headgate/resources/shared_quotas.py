@@ -20,7 +20,7 @@ from headgate.resources.engine import begin, lock
 from headgate.resources.health import mark_of
 from headgate.resources.leased_budget import LeasedBudget
 from headgate.resources.quota_exchange import SHARED_QUOTA, Granted, Report
-from headgate.resources.wakeups import LoopWaiter, ThreadWaiter, Waiter
+from headgate.resources.wakeups import Waiter
 from headgate.sharing.link import Answer, Link, Then, send_due
 from headgate.sharing.states import ClockOffset, SharedState
 
@@ -62,37 +62,28 @@ def lease_quotas(rotation: Rotation, store: SharedState, name: str) -> list[Shar
     return fresh
 
 
-async def quota_came(rotation: Rotation, call: Call) -> bool:
-    """Wait for what a call without a wait mode lacks of a shared quota; False: none came within `PATIENCE`."""
-    asked = _ask(rotation, call, waiter := LoopWaiter())
-    if not asked:
-        return False
-    try:
-        await waiter.wait(_limit(call))
-    finally:
-        _asked(asked, waiter)
-    return _has_come(asked, call)
+class QuotaWait:
+    """A call without a wait mode that lacks quota, and waits for what other processes leave."""
+
+    def __init__(self, quotas: Iterable[SharedQuota], call: Call, waiter: Waiter) -> None:
+        self._quotas, self._call, self._waiter = quotas, call, waiter
+        patience = clock.now() + PATIENCE
+        self.limit: float = patience if call.deadline is None else min(patience, call.deadline)
+
+    def end(self) -> bool:
+        """Wait no longer. Returns whether there is enough now."""
+        with lock:
+            for quota in self._quotas:
+                quota.askers.pop(self._waiter, None)
+                quota.want_no_more()
+        send_due()
+        with lock:
+            now, cost = clock.now(), self._call.plan.cost
+            return any(quota.account.admits(cost, now, None) for quota in self._quotas)
 
 
-def quota_came_sync(rotation: Rotation, call: Call) -> bool:
-    """`quota_came` for a thread without a loop."""
-    asked = _ask(rotation, call, waiter := ThreadWaiter())
-    if not asked:
-        return False
-    try:
-        waiter.wait(_limit(call))
-    finally:
-        _asked(asked, waiter)
-    return _has_come(asked, call)
-
-
-def _limit(call: Call) -> float:
-    patience = clock.now() + PATIENCE
-    return patience if call.deadline is None else min(patience, call.deadline)
-
-
-def _ask(rotation: Rotation, call: Call, waiter: Waiter) -> list[SharedQuota]:
-    """Ask for what a call needs, of each quota that could give it."""
+def wait_for_quota(rotation: Rotation, call: Call, waiter: Waiter) -> QuotaWait | None:
+    """Ask for what a call needs, of each quota that could give it. None: no other process could leave it any."""
     asked = []
     with lock:
         now = clock.now()
@@ -108,21 +99,7 @@ def _ask(rotation: Rotation, call: Call, waiter: Waiter) -> list[SharedQuota]:
             quota.askers[waiter] = call.plan.cost
             asked.append(quota)
     send_due()
-    return asked
-
-
-def _asked(quotas: Iterable[SharedQuota], waiter: Waiter) -> None:
-    with lock:
-        for quota in quotas:
-            quota.askers.pop(waiter, None)
-            quota.want_no_more()
-    send_due()
-
-
-def _has_come(quotas: Iterable[SharedQuota], call: Call) -> bool:
-    with lock:
-        now = clock.now()
-        return any(quota.account.admits(call.plan.cost, now, None) for quota in quotas)
+    return QuotaWait(asked, call, waiter) if asked else None
 
 
 class SharedQuota:
