@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Generator, Iterator
 from typing import Any
 
+import hypothesis
 import pytest
 
 from headgate import registry
@@ -24,6 +25,21 @@ _GRACE = 3.0  # real seconds
 _KNOWN = pytest.StashKey[set[int]]()
 """Numbers of pools that a test need not end: those of earlier tests, and of fixtures that tests share."""
 SCALE = float(os.environ.get("HEADGATE_SCALE", "0.1"))
+
+# While working, Hypothesis tries the same examples in every run: what fails is due to the change at hand. In the soak
+# it looks for new ones, and remembers those that failed.
+hypothesis.settings.register_profile(
+    "work",
+    deadline=None,
+    suppress_health_check=list(hypothesis.HealthCheck),
+    derandomize=True,
+    database=None,
+    max_examples=60,
+)
+hypothesis.settings.register_profile(
+    "soak", deadline=None, suppress_health_check=list(hypothesis.HealthCheck), max_examples=1000
+)
+hypothesis.settings.load_profile("soak" if SCALE >= 1 else "work")
 
 if (
     signal.getsignal(signal.SIGINT) == signal.SIG_IGN

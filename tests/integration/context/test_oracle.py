@@ -7,7 +7,7 @@ import itertools
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import headgate
@@ -89,17 +89,13 @@ async def compare(ops: list[Op]) -> None:
 
 @settings(
     max_examples=int(200 * SCALE),
-    derandomize=SCALE < 1,
-    deadline=None,
-    database=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 @given(ops=SCRIPTS)
 def test_w87_any_script_gives_the_trace_of_the_stdlib(shared: Apart, ops: list[Op]) -> None:
     shared(lambda: compare(ops))
 
 
-@settings(max_examples=int(200 * SCALE), derandomize=SCALE < 1, deadline=None, database=None)
+@settings(max_examples=int(200 * SCALE))
 @given(ops=SCRIPTS)
 def test_w87_any_script_in_place(ops: list[Op]) -> None:
     """The same without a pool: `do_dispatch(False)` differs in nothing."""

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import headgate
@@ -716,10 +716,6 @@ _numbers_of_scripts = itertools.count()
 @pytest.mark.parametrize("fn", BODIES, ids=_name)
 @settings(
     max_examples=int(210 * SCALE**1.6),
-    derandomize=SCALE < 1,
-    deadline=None,
-    database=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(n=st.integers(0, 4), steps=SCRIPTS, end=ENDS)
 def test_w05_any_script_gives_what_it_gives_locally(
@@ -1350,10 +1346,6 @@ def test_w10_prefetch_keeps_the_order(shared: Shared, scale: float) -> None:
 
 @settings(
     max_examples=int(420 * SCALE),
-    derandomize=SCALE < 1,
-    deadline=None,
-    database=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
     ahead=st.sampled_from(sorted(FINITE)),

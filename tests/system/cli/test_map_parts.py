@@ -132,7 +132,7 @@ class Run:
 
 
 @example(seed=60, orders=[True, False])  # what was early is written by a run that does not care for the order
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 2**32), orders=st.lists(st.booleans(), min_size=1, max_size=6))
 def test_c11_any_stops_write_every_record_once(seed: int, orders: list[bool]) -> None:
     chance = random.Random(seed)
@@ -323,7 +323,7 @@ def test_c11_numbers_are_put_together_to_ranges() -> None:
     assert ranges([]) == ()
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(text=st.binary(max_size=300), skipped=st.integers(0, 5))
 def test_c10_c11_a_source_goes_on_anywhere_with_the_same_records(
     text: bytes, skipped: int, tmp_path_factory: pytest.TempPathFactory
@@ -367,7 +367,7 @@ def test_c10_a_mark_of_utf8_at_the_begin_is_no_fault(tmp_path: Path) -> None:
 
 
 @given(st.sets(st.integers(1, 2**64 - 1), max_size=3000))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_c12_ids_are_found_again(numbers: set[int]) -> None:
     ids, known = Ids(), sorted(numbers)
     for line, number in enumerate(known, 1):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import headgate
@@ -453,8 +453,6 @@ STEPS = st.one_of(
 )
 @settings(
     max_examples=int(1000 * max(SCALE, 0.1) ** 1.3),
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 @example(
     [  # a value and its token over a fork, both ways, and home again

@@ -52,7 +52,7 @@ def test_w62_names_fit_into_dns_and_namespaces_have_prefixes_of_their_own() -> N
     assert prefix_of("a") != prefix_of("b")
 
 
-@settings(max_examples=max(100, int(300 * SCALE)), deadline=None)
+@settings(max_examples=max(100, int(300 * SCALE)))
 @given(st.binary(max_size=80), st.integers(0, 400), st.integers(0, 400))
 def test_w62a_any_bytes_are_a_record_or_refused(noise: bytes, first: int, last: int) -> None:
     _, text = announced("w-1")

@@ -168,7 +168,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=100 if SCALE >= 1 else 30, deadline=None)
+@settings(max_examples=100 if SCALE >= 1 else 30)
 @given(st.dictionaries(st.sampled_from([*GOOD, "more"]), values) | st.just(GOOD))
 def test_any_json_is_a_worker_or_refused(record: dict[str, Any]) -> None:
     try:
@@ -179,7 +179,7 @@ def test_any_json_is_a_worker_or_refused(record: dict[str, Any]) -> None:
     assert from_record(to_record(metadata)) == metadata
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.binary(max_size=64) | st.text(max_size=64).map(str.encode))
 def test_any_bytes_are_an_object_or_refused(data: bytes) -> None:
     try:

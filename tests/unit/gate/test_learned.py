@@ -317,7 +317,7 @@ def test_l09_answers_out_of_order_never_add_to_a_window() -> None:
 
 
 @given(st.permutations(range(12)), st.sampled_from(["bucket", "window"]))
-@settings(max_examples=max(60, int(600 * SCALE)), deadline=None)
+@settings(max_examples=max(60, int(600 * SCALE)))
 def test_l09_any_order_of_answers_leaves_no_more_than_the_provider_has(order: list[int], kind: str) -> None:
     provider = BucketProvider(60) if kind == "bucket" else WindowProvider(60)
     limit, answers = LearnedLimit(), []
@@ -345,7 +345,7 @@ _NEWS = st.lists(
 
 
 @given(_NEWS)
-@settings(max_examples=max(100, int(2000 * SCALE)), deadline=None)
+@settings(max_examples=max(100, int(2000 * SCALE)))
 def test_l09_whatever_headers_say_a_limit_opens_again(news: list[Any]) -> None:
     """Nothing raises, the state survives its trip through JSON, and one call may always ask again."""
     limit, now = LearnedLimit(), 0.0

@@ -152,7 +152,7 @@ _STEPS = st.lists(
 
 
 @given(make=st.sampled_from(_MAKES), limit=st.integers(1, 20), burst=st.none() | st.integers(1, 20), steps=_STEPS)
-@settings(max_examples=max(100, int(3000 * SCALE)), deadline=None)
+@settings(max_examples=max(100, int(3000 * SCALE)))
 def test_l09_no_schedule_exceeds_a_window(
     make: Callable[[float, float, float | None], Window],
     limit: int,
@@ -224,7 +224,7 @@ def test_l09_an_amount_may_be_taken_when_it_was_said_to_open(
     seconds=st.floats(0, 12),
 )
 @example(make=SlidingWindow, burst=20, starts=[(0.0, 1), (0.0, 1), (0.5, 18)], amount=10, seconds=10.0)
-@settings(max_examples=max(100, int(1000 * SCALE)), deadline=None)
+@settings(max_examples=max(100, int(1000 * SCALE)))
 def test_l09_nothing_may_be_taken_before_it_was_said_to_open(
     make: Callable[[float, float, float | None], Window],
     burst: int | None,

@@ -17,7 +17,7 @@ from headgate.resources.http_times import YEAR
 
 NOW = 1_800_000_000.0
 """2027-01-15T08:00:00Z"""
-EXAMPLES = settings(max_examples=max(50, int(500 * float(os.environ.get("HEADGATE_SCALE", "0.1")))), deadline=None)
+EXAMPLES = settings(max_examples=max(50, int(500 * float(os.environ.get("HEADGATE_SCALE", "0.1")))))
 
 
 def limits_of(headers: object) -> dict[str, Limit]:

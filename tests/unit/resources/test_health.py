@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -25,7 +25,7 @@ from headgate.sharing.protocol import Message, Reply, exchange
 from headgate.sharing.states import ClockOffset, Outcome, Seen
 
 SCALE = float(os.environ.get("HEADGATE_SCALE", "0.1"))
-FAST = settings(max_examples=max(50, int(1000 * SCALE**1.3)), deadline=None, derandomize=SCALE < 1)
+FAST = settings(max_examples=max(50, int(1000 * SCALE**1.3)))
 
 NOBODY_GONE = Seen(1000.0, "m1", lambda member: False)
 
@@ -574,7 +574,4 @@ TestDelays.settings = settings(
     max_examples=max(20, int(400 * SCALE**1.4)),
     stateful_step_count=60,
     phases=(Phase.explicit, Phase.generate),
-    deadline=None,
-    derandomize=SCALE < 1,
-    suppress_health_check=list(HealthCheck),
 )

@@ -292,7 +292,7 @@ def ask(at: float, pool: int, how: str, cost: int, seconds: float, spends: int |
     probes=st.booleans(),
     shared=st.booleans(),
 )
-@settings(max_examples=max(25, int(1000 * SCALE**1.6)), deadline=None, derandomize=SCALE < 1)
+@settings(max_examples=max(25, int(1000 * SCALE**1.6)))
 def test_h10_every_call_ends_and_nothing_is_lost(
     keys: list[Key],
     pools: tuple[int, int],

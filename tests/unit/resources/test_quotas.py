@@ -399,7 +399,7 @@ async def test_h10_tasks_of_different_costs_all_get_through() -> None:
         st.tuples(st.floats(0, 30), st.integers(0, 50), st.floats(0, 0.5), st.floats(0, 8)), min_size=1, max_size=40
     ),
 )
-@settings(max_examples=max(40, int(400 * SCALE)), deadline=None)
+@settings(max_examples=max(40, int(400 * SCALE)))
 def test_h10_no_window_is_exceeded_whatever_comes(
     requests: int | None, tokens: int | None, keys: int, calls: list[tuple[float, int, float, float]]
 ) -> None:

@@ -14,7 +14,7 @@ from itertools import combinations, permutations, product
 from typing import Any, cast
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -525,11 +525,8 @@ TestRotationMachine = RotationMachine.TestCase
 TestRotationMachine.settings = settings(
     max_examples=int(820 * SCALE**1.7),
     stateful_step_count=50,
-    derandomize=SCALE < 1,
-    deadline=None,
     report_multiple_bugs=False,  # one at a time: shrinking is the slow part
     phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
 )
 
 

@@ -359,7 +359,7 @@ class Process:
     steps=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 6), st.integers(0, 9), st.floats(0, 3)), max_size=120),
     pauses=st.lists(st.sampled_from([0.0, 0.0, 0.3, 4.0]), min_size=1, max_size=7),
 )
-@settings(max_examples=max(60, int(1500 * SCALE**1.4)), deadline=None)
+@settings(max_examples=max(60, int(1500 * SCALE**1.4)))
 def test_h10_h05_no_schedule_of_processes_exceeds_a_quota(
     quota: Quota, steps: list[tuple[int, int, int, float]], pauses: list[float]
 ) -> None:
@@ -429,7 +429,7 @@ _JSON = st.recursive(
 
 
 @given(st.text(max_size=60) | _JSON.map(json.dumps))
-@settings(max_examples=max(60, int(600 * SCALE)), deadline=None)
+@settings(max_examples=max(60, int(600 * SCALE)))
 def test_g24_any_text_of_a_quota_gives_an_answer(text: str) -> None:
     message = Message("t", None, Report(1, at_once(requests=5)))
     outcome = exchange(SHARED_QUOTA, text, Seen(100.0, "m1", lambda member: False), message)

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
@@ -69,7 +69,6 @@ _JSON = st.recursive(
 
 
 @given(st.text(max_size=40) | _JSON.map(json.dumps) | _JSON.map(lambda body: json.dumps({"v": 1, "parts": body})))
-@settings(deadline=None)
 def test_g24_any_text_gives_an_answer(text: str) -> None:
     _, reply, _ = say(text, Message("t", "m1", Spending(10.0, 0.0, 1.0)))
     assert isinstance(reply, Reply)
@@ -136,7 +135,5 @@ def test_g10_g20_g21_a_trial_kind_of_forty_lines_is_never_overspent(steps: int, 
         settings=settings(
             max_examples=max(40, int(400 * scale)),
             stateful_step_count=steps,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
         ),
     )

@@ -19,7 +19,7 @@ from uuid import UUID
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.stores import Opaque, canonical, decode, encode
@@ -87,9 +87,7 @@ def containers(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 
 VALUES = st.recursive(LEAVES, containers, max_leaves=8)
-EXAMPLES = settings(
-    max_examples=max(60, int(1500 * SCALE**1.4)), deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+EXAMPLES = settings(max_examples=max(60, int(1500 * SCALE**1.4)))
 
 
 @EXAMPLES

@@ -214,7 +214,7 @@ ENTRIES = st.lists(
 )
 
 
-@settings(max_examples=max(60, int(2000 * SCALE**1.5)), deadline=None)
+@settings(max_examples=max(60, int(2000 * SCALE**1.5)))
 @given(ENTRIES, st.integers(0, 4), st.sampled_from(["ours", "sorted", "as it came"]))
 def test_t62_compaction_keeps_what_must_be_kept_and_nothing_else(entries: list[Any], keep: int, hand: str) -> None:
     lines = journal(*entries)
@@ -324,7 +324,7 @@ def test_t62_a_header_that_is_damaged_is_told_and_the_rest_counts() -> None:
 BAD = [b"\0\n", b"[]\n", b'{"kind":"end","at":1.0,"task":3}\n', b'{"kind":"end","at":1.0,"task":"3","status":"x"}\n']
 
 
-@settings(max_examples=max(60, int(2000 * SCALE**1.5)), deadline=None)
+@settings(max_examples=max(60, int(2000 * SCALE**1.5)))
 @given(
     st.lists(
         st.tuples(

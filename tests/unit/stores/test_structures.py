@@ -541,7 +541,7 @@ FORGED = st.recursive(
 )
 
 
-@settings(max_examples=max(60, int(200 * SCALE)), deadline=None)
+@settings(max_examples=max(60, int(200 * SCALE)))
 @given(FORGED)
 def test_t60c_decoding_forged_values_never_raises_and_runs_nothing(encoded: Any) -> None:
     RAN.clear()
@@ -566,7 +566,7 @@ ORDERS = st.recursive(
 ANY_PAGE = Page[Any]
 
 
-@settings(max_examples=max(50, int(150 * SCALE)), deadline=None)
+@settings(max_examples=max(50, int(150 * SCALE)))
 @given(ORDERS)
 def test_t60c_nested_values_come_back_equal(value: Any) -> None:
     again = back(value)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from headgate.tasks.model import TaskRecord
@@ -227,11 +227,7 @@ STEPS = st.lists(
 def test_t20_a_queue_is_the_list_it_stands_for(kind: str) -> None:
     @settings(
         max_examples=int(520 * SCALE**1.4),
-        derandomize=SCALE < 1,
-        database=None,
-        deadline=None,
         phases=[Phase.explicit, Phase.generate, Phase.shrink],
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )
     @given(STEPS)
     def check(steps: list[tuple[Any, ...]]) -> None:

@@ -189,7 +189,7 @@ class Machine(RuleBasedStateMachine):
             assert bool(limited) == self.admission.active
 
 
-Machine.TestCase.settings = settings(max_examples=max(20, int(300 * SCALE)), stateful_step_count=30, deadline=None)
+Machine.TestCase.settings = settings(max_examples=max(20, int(300 * SCALE)), stateful_step_count=30)
 TestAdmission = Machine.TestCase
 
 

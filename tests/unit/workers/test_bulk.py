@@ -26,7 +26,7 @@ from tests.conftest import SCALE
 from tests.unit.workers.conversation import Shape, laid_out, limit, noise, packed, pieces, plain
 
 INLINE, WINDOW, GRANT, LOANS = 10, 40, 20, 2
-fuzz = settings(max_examples=int(530 * SCALE), derandomize=SCALE < 1, deadline=None, database=None)
+fuzz = settings(max_examples=int(530 * SCALE))
 
 
 @pytest.fixture(autouse=True)

@@ -190,7 +190,7 @@ def test_w05_long_exceptions_travel_apart() -> None:
         max_leaves=20,
     )
 )
-@settings(max_examples=int(330 * SCALE), derandomize=SCALE < 1, deadline=None, database=None)
+@settings(max_examples=int(330 * SCALE))
 def test_w03_whatever_is_made_of_atoms_travels(value: Any) -> None:
     assert loads(dumps(value)) == value
     assert load_arguments(dump_arguments("tag", (value,), {"key": value})) == ((value,), {"key": value})

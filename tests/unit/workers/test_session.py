@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -2098,7 +2098,7 @@ to_client = st.builds(
     stopping=st.booleans(),
     **both,
 )
-fuzz = settings(max_examples=int(730 * SCALE**1.5), derandomize=SCALE < 1, deadline=None, database=None)
+fuzz = settings(max_examples=int(730 * SCALE**1.5))
 
 
 def borrowed_in(payloads: Sequence[Any]) -> list[int]:
@@ -2527,11 +2527,8 @@ def test_w40a_any_interleaving_leaves_each_call_in_one_outcome() -> None:
         settings=settings(
             max_examples=int(410 * SCALE**1.4),
             stateful_step_count=50,
-            derandomize=SCALE < 1,
-            deadline=None,
             report_multiple_bugs=False,  # one at a time: shrinking is the slow part
             phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],
-            suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
         ),
     )
 

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -785,7 +785,5 @@ def test_g10_g14_g20_g21_g22_no_order_of_events_breaks_the_budget(kind: str, cap
     steps = settings(
         max_examples=max(6, int(300 * scale**1.7)),
         stateful_step_count=100,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
     )
     run_state_machine_as_test(machine, settings=steps)
