@@ -36,7 +36,7 @@ class Sharer(Protocol):
     """What one pool shares. All but `carry_out` and `warn` are called with the lock held."""
 
     def message(self, now: float, *, looks: bool) -> Any | None:
-        """What is to be told; None: nothing. `looks`: an answer is wanted in any case."""
+        """What is to be told; None: nothing, or not yet. `looks`: an answer is wanted in any case."""
         ...
 
     def take(self, said: Any, told: Any, offset: ClockOffset, now: float, *, is_current: bool) -> bool:
@@ -95,13 +95,11 @@ class Link:
         *,
         lock: threading.RLock | None = None,
         post: Callable[[Callable[[], object]], bool] | None = None,
-        is_eager: bool = True,
     ) -> None:
         """`lost` says what becomes of the sharer when the state cannot be shared any more.
 
         `post` has something called where the sharer lives, and returns False if there is no such place yet; it must not
-        hold the sharer. Without it that is the thread of the store, and `lock` protects the sharer. A link that is not
-        eager sends nothing by itself after an answer: the sharer looks whether it `is_behind`.
+        hold the sharer. Without it that is the thread of the store, and `lock` protects the sharer.
 
         Nothing is sent before `start`.
         """
@@ -113,14 +111,12 @@ class Link:
         self._lock = threading.RLock() if lock is None else lock
         self._lost = lost
         self._post = _at_once if post is None else post
-        self._is_eager = is_eager
         self._token = clock.token()[:12]
         self._member: str | None = None  # the id of this process when it was last answered
         self._busy = True  # a message is under way
         self._looks = False  # an answer is wanted even if there is nothing to tell
         self._thens: list[Then] = []  # who waits for the answer to the next message
-        self.is_behind: bool = False
-        """Has something happened since the last message was made?"""
+        self._is_behind = False  # something happened since the last message was made
         self.is_revoked: bool = False
         """Was the lease lost, and the sharer does not know yet? Set in the thread of the store."""
         self._leases_lost = 0
@@ -176,11 +172,11 @@ class Link:
         with self._lock:
             _due.discard(self)
             self._looks = self._looks or looks
-            self.is_behind = True
+            self._is_behind = True
             sharer = self._sharer()
             if self._busy or self.is_stopped or nested or sharer is None:
                 return
-            self.is_behind = False
+            self._is_behind = False
             body = sharer.message(clock.now(), looks=self._looks)
             if body is None:
                 return
@@ -242,13 +238,13 @@ class Link:
                 sharer.forget(now)
                 self._member, self.is_revoked = reply.member, False
             if sharer.take(said, reply.body, offset, now, is_current=is_current) or self.is_due or not is_current:
-                self.is_behind = True
+                self._is_behind = True
             self._looks = self._looks or not is_current
         sharer.carry_out()
         if reply.trouble is not None:
             self.warn(f"its state in the store was unreadable ({reply.trouble}) and is begun anew")
         self._warned.discard("failed")
-        if self.is_behind and self._is_eager:
+        if self._is_behind:
             self.send()
         return None
 
@@ -299,7 +295,7 @@ class Link:
         """Take part as a process of its own: what was granted is the parent's."""
         if self._given_lock is None:
             self._lock = threading.RLock()
-        self._busy = self.is_behind = self._wakes = self.is_revoked = False
+        self._busy = self._is_behind = self._wakes = self.is_revoked = False
         self._thens.clear()
         self._leases_lost += 1
         self._member = None

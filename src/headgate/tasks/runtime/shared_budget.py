@@ -70,16 +70,14 @@ class SharedBudget:
         self.as_of: float | None = None
         """When the newest answer came, in Unix seconds."""
         self._state = state
-        self._link = Link(
-            self, state, key, SLOTS, "no task starts", post=partial(_post, weakref.ref(self)), is_eager=False
-        )
+        self._link = Link(self, state, key, SLOTS, "no task starts", post=partial(_post, weakref.ref(self)))
         self._made_with = settings
         self._counts = counts
         self._on_lease_lost = on_lease_lost
         self._executor: Executor | None = None
         self._host = socket.gethostname()
         self._pid = os.getpid()
-        self._scheduled = False
+        self._scheduled = self._is_due = False
         self._told_trouble = False
         self._kept_at = 0.0  # when a slot was last kept, by the clock of the loop
         self._keeping: asyncio.TimerHandle | None = None
@@ -157,8 +155,9 @@ class SharedBudget:
         if turns:
             loop.call_soon(self._send_after, turns - 1, loop)
         else:
-            self._scheduled = False
-            self._link.send(looks=True)
+            self._scheduled, self._is_due = False, True
+            self._link.send()
+            self._is_due = False
 
     def _on_kept(self) -> None:
         """Give kept slots back when none was kept or used for a while; at once if a lender waits for one."""
@@ -211,11 +210,12 @@ class SharedBudget:
     # -- what the link asks --------------------------------------------------------------------------------------------
 
     def message(self, now: float, *, looks: bool) -> Said | None:
-        """What is to be told; None: a message is due in a moment anyway, with what happens until then."""
-        if self._scheduled:
-            return None
-        self.share.contended()
-        return self._said()
+        """What is to be told; None: that is told in a moment, with what happens until then."""
+        if not looks and not self._is_due:
+            self._changed()
+        if looks:  # somebody else has changed something
+            self.share.contended()
+        return None if self._scheduled else self._said()
 
     def take(self, said: Said, told: Told, offset: ClockOffset, now: float, *, is_current: bool) -> bool:
         """Take an answer, unless it speaks of slots that are not ours any more."""
@@ -227,10 +227,10 @@ class SharedBudget:
         return False
 
     def carry_out(self) -> None:
-        """Start what may start, and say what has changed meanwhile."""
+        """Start what may start, and give back what nothing here can use."""
         if self._executor is not None:
             self._executor.pump()
-        if self._link.is_behind or self.share.has_unused():
+        if self.share.has_unused():
             self._changed()
 
     def failed(self, said: Said, error: BaseException) -> None:
