@@ -1,28 +1,29 @@
-"""Idempotency keys that several processes share: pure steps on the text of one key.
+"""Idempotency keys that several processes share: a kind of shared state (see `protocol`). Pure.
 
-Whoever submits a key first claims it and runs the task. Others follow: they are woken when it has ended, and get its
-result. A claim of a member that is gone is free for the next who asks. Only the owner of a claim can end it, so a late
+Each key has a state: who runs its work, who follows, and how it ended. Each submit is a participant with a token of its
+own, so a message that is repeated changes nothing. It asks for the key, and the answer is one of
+
+    yours    run the work, then say how it ended; or leave, if that should count for nobody
+    follow   another participant runs it. Ask again when woken: it has ended, or the key is free
+    ended    how it ended
+
+The claim of an owner that has left or is gone belongs to the first that asks. Only its owner can end a claim, so a late
 result of a process that lost its lease changes nothing.
 
-    claim    "yours": run it; "follow": somebody else does; "ended": this is what became of it
-    follow   ask again, when woken: the same answers
-    settle   the task of the owner has ended
-    release  the task of the owner was never accepted
-
-The text of a key that is held no longer is kept for `SLACK` seconds, for those who follow it and have not looked yet,
-and for messages that are under way. Then the store may delete it.
+The text of a key that nobody holds is kept for `SLACK` seconds, for followers that have not asked again yet and for
+messages that are under way. Then the store may delete it.
 """
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterable
 from typing import Any, Final, Literal, NamedTuple
 
 from headgate.core.key_windows import Window, checked_window, holds_key
 from headgate.errors import StoreFormatTooNew, StoreWriteFailed
+from headgate.sharing.protocol import Message, Turn, exchange, mapping, number, row, string
 from headgate.sharing.states import Outcome, Seen
 
-FORMAT: Final = 1
 SLACK: Final = 3600.0
 """Seconds for which the text of a key is kept although nobody can hold it by that text any more."""
 
@@ -37,8 +38,18 @@ class Work(NamedTuple):
     window: Window
 
 
+class Ask(NamedTuple):
+    """What a submit says, at first and whenever it is woken."""
+
+    work: Work
+    reruns: bool = False
+    """Take a key as free if its result could not be kept."""
+    followed: str = ""
+    """The owner that it follows. It is told how that task ended even if the key is free again."""
+
+
 class Ended(NamedTuple):
-    """What became of a task."""
+    """What an owner says: how its task ended."""
 
     status: str
     result: Any = None
@@ -50,109 +61,126 @@ class Ended(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What somebody who submits a key is told."""
+    """The answer to an `Ask`."""
 
     kind: Literal["yours", "follow", "ended"]
-    owner: str = ""
-    """With "yours": under which name the claim is settled. With "follow": whose claim it is."""
-    work: Work | None = None
-    """With the others: what the key stands for."""
+    owner: str
+    """Whose claim it is, or was."""
+    work: Work
+    """What the key stands for."""
     ended: Ended | None = None
 
 
-def claim(serial: int, work: Work, text: str | None, seen: Seen, *, reruns: bool = False) -> Outcome:
-    """Ask for a key. `serial` tells the claims of one process apart: the same one again is the same claim.
+class State:
+    """What is known of one key."""
 
-    With `reruns` a key whose result could not be kept is free.
-    """
-    owner = f"{seen.member}/{serial}"
-    found = _read(text)
-    if found is None or not _is_held(found, seen) or (reruns and _is_lost(found)):
-        return Outcome(_text({"by": owner, "work": work, "status": "active"}), Answer("yours", owner))
-    if found["status"] != "active":
-        return Outcome(None, Answer("ended", "", found["work"], found["ended"]))
-    if found["by"] == owner:
-        return Outcome(None, Answer("yours", owner))
-    followers = [one for one in found["tell"] if not seen.is_gone(one)]
-    if seen.member not in followers:
-        followers.append(seen.member)
-    return Outcome(_text({**found, "tell": followers}), Answer("follow", found["by"], found["work"]))
+    def __init__(self, owner: str, work: Work) -> None:
+        self.owner: str = owner
+        """Who runs the work, or has run it; "": the key is free."""
+        self.work: Work = work
+        self.followers: dict[str, None] = {}
+        """Who is woken at the end, in the order in which they asked."""
+        self.ended: Ended | None = None
+        self.ended_at: float = 0.0
 
-
-def follow(followed: str, serial: int, work: Work, text: str | None, seen: Seen, *, reruns: bool = False) -> Outcome:
-    """Ask what became of a claim that somebody else has. If its owner is gone, this is a `claim`."""
-    found = _read(text)
-    is_over = found is not None and found["by"] == followed and found["status"] != "active"
-    if found is not None and is_over and not (reruns and _is_lost(found)):
-        return Outcome(None, Answer("ended", "", found["work"], found["ended"]))  # even if it holds its key no longer
-    return claim(serial, work, text, seen, reruns=reruns)
+    @property
+    def is_active(self) -> bool:
+        """True while somebody runs the work."""
+        return bool(self.owner) and self.ended is None
 
 
-def settle(owner: str, ended: Ended, text: str | None, seen: Seen) -> Outcome:
-    """Say what became of the task of a claim, and wake those who follow it. Replies whether it was still held."""
-    found = _read(text)
-    is_owner = found is not None and found["by"] == owner and owner.startswith(f"{seen.member}/")
-    if found is None or not is_owner or found["status"] != "active":
-        return Outcome(None, reply=False)
-    settled = {**found, "status": ended.status, "ended": ended, "at": seen.now, "tell": []}
-    return Outcome(_text(settled), True, found["tell"], _expires(found["work"].window, ended.status, seen.now))
+class IdempotencyKeys:
+    """The kind of the shared state of a key. Implements `sharing.protocol.Kind`."""
+
+    format: Final = 1
+    """Raised when an older release could misread a state."""
+    is_replaceable: Final = False
+    """Work that has run would run again."""
+    is_plain: Final = False
+
+    def begin(self, body: Ask | Ended | None) -> State:
+        """The key is free."""
+        return State("", Work("", "", "while_active"))
+
+    def read(self, found: dict[str, Any]) -> State:
+        """Read a state. ValueError for anything that `write` does not write."""
+        function, digest, window = row(found["work"], 3)
+        state = State(string(found["by"]), Work(string(function), string(digest), checked_window(window)))
+        state.followers = dict.fromkeys(mapping(found.get("tell", {})))
+        if "ended" in found:
+            status, result, error, is_lost = row(found["ended"], 4)
+            kind, text = row(error, 2)
+            state.ended = Ended(string(status), result, (string(kind), string(text)), is_lost is True)
+            state.ended_at = number(found["at"])
+        return state
+
+    def write(self, state: State) -> dict[str, Any]:
+        """The state as JSON can hold it."""
+        written: dict[str, Any] = {"by": state.owner, "work": state.work}
+        if state.followers:
+            written["tell"] = state.followers
+        if state.ended is not None:
+            written.update(ended=state.ended, at=state.ended_at)
+        return written
+
+    def participants(self, state: State) -> Iterable[str]:
+        """The owner while it runs the work, and those who follow it."""
+        return (state.owner, *state.followers) if state.is_active else state.followers
+
+    def drop(self, state: State, who: str, now: float) -> None:
+        """The key is free if it was the owner."""
+        state.followers.pop(who, None)
+        if who == state.owner and state.is_active:
+            state.owner = ""
+
+    def step(self, state: State, turn: Turn, body: Ask | Ended | None) -> Answer | None:
+        """Answer whoever asks for the key; end the claim of an owner whose task has ended."""
+        answer = _answer(state, turn, body) if isinstance(body, Ask) else None
+        if isinstance(body, Ended) and state.owner == turn.me and state.is_active:
+            state.ended, state.ended_at = body, turn.now
+            turn.wakes.update(state.followers)
+            state.followers = {}
+        elif not state.owner:
+            turn.wakes.update(state.followers)
+        turn.expires = _expires(state, turn.now)
+        return answer
 
 
-def release(owner: str, text: str | None, seen: Seen) -> Outcome:
-    """Give a claim back: nothing was run. Who follows it is woken, and asks again."""
-    found = _read(text)
-    if found is None or found["by"] != owner or found["status"] != "active":
-        return Outcome(None)
-    return Outcome("", None, found["tell"], seen.now + SLACK)
+IDEMPOTENCY_KEYS: Final = IdempotencyKeys()
 
 
-def _expires(window: Window, status: str, now: float) -> float | None:
-    """When nobody can ask any more for a key whose task has ended now; None: never."""
-    if not holds_key(window, status, now, now):
-        return now + SLACK
-    return None if isinstance(window, str) else now + window + SLACK
-
-
-def _is_lost(found: dict[str, Any]) -> bool:
-    """Has the task completed with a result that could not be kept?"""
-    return found["status"] == "completed" and bool(found["ended"].is_lost)
-
-
-def _is_held(found: dict[str, Any], seen: Seen) -> bool:
-    if found["status"] == "active":
-        return not seen.is_gone(found["by"].rpartition("/")[0])
-    return holds_key(found["work"].window, found["status"], found["at"], seen.now)
-
-
-def _read(text: str | None) -> dict[str, Any] | None:
-    """What is known of a key; None if it is free. Raises StoreWriteFailed for what is not ours."""
-    if not text:
-        return None
+def exchange_key(message: Message, text: str | None, seen: Seen) -> Outcome:
+    """`exchange` for a key. Raises StoreWriteFailed and StoreFormatTooNew for a text that cannot be used."""
     try:
-        found = json.loads(text)
-        if isinstance(found["f"], int) and found["f"] > FORMAT:
-            raise StoreFormatTooNew(f"an idempotency key has the format {found['f']}, and this release knows {FORMAT}")
-        function, digest, window = found["work"]
-        status, result, error, is_lost = found.get("ended") or Ended("")
-        return {
-            "by": str(found["by"]),
-            "work": Work(str(function), str(digest), checked_window(window)),
-            "status": str(found["status"]),
-            "ended": Ended(str(status), result, (str(error[0]), str(error[1])), is_lost is True),
-            "at": float(found.get("at", 0.0)),
-            "tell": [str(one) for one in found.get("tell", ())],
-        }
-    except StoreFormatTooNew:
-        raise
-    except Exception:
+        outcome = exchange(IDEMPOTENCY_KEYS, text, seen, message)
+    except StoreWriteFailed:
         raise StoreWriteFailed(
             "the record of an idempotency key cannot be read: it was not written by headgate, or it was damaged",
             remedy="Delete that row of the store while no pool uses it, or use another key.",
         ) from None
+    if not outcome.reply.is_usable:
+        raise StoreFormatTooNew(f"the record of an idempotency key cannot be used: {outcome.reply.trouble}")
+    return outcome
 
 
-def _text(found: dict[str, Any]) -> str:
-    kept = {name: value for name, value in found.items() if value or name in ("by", "work", "status")}
-    if kept["status"] == "active":
-        kept.pop("ended", None)
-    return json.dumps({"f": FORMAT, **kept}, separators=(",", ":"))
+def _answer(state: State, turn: Turn, ask: Ask) -> Answer:
+    ended = state.ended
+    if ended is not None and not (ask.reruns and ended.is_lost):
+        is_awaited = state.owner in (ask.followed, turn.me)
+        if is_awaited or holds_key(state.work.window, ended.status, state.ended_at, turn.now):
+            return Answer("ended", state.owner, state.work, ended)
+    if state.is_active and state.owner != turn.me:
+        state.followers[turn.me] = None
+        return Answer("follow", state.owner, state.work)
+    state.owner, state.work, state.ended = turn.me, ask.work, None
+    state.followers.pop(turn.me, None)
+    return Answer("yours", state.owner, state.work)
+
+
+def _expires(state: State, now: float) -> float | None:
+    """When the text may be deleted: `SLACK` after the key was or will be free. None while it is held for good."""
+    if state.ended is None:
+        return None if state.owner else now + SLACK
+    if not holds_key(state.work.window, state.ended.status, now, now):
+        return now + SLACK
+    return None if isinstance(state.work.window, str) else state.ended_at + state.work.window + SLACK

@@ -1,10 +1,10 @@
 """The frame around every kind of shared state: who takes part, who is gone, and what may be in the text. Pure.
 
-A state is a small JSON text with what its *kind* keeps and a part for each participant: a pool of a process, named
-`<member>/<token>`. A participant sends one message at a time. `exchange` reads the state, lets the kind forget
-participants that are gone, hands it the message, and writes what it has become. Because steps may run twice, a message
-names all that its sender holds, or has a number. Nothing but ids and numbers is in a state: no value of a resource, no
-argument, no reason, which may contain one.
+A state is a small JSON text with what its *kind* keeps and a part for each participant: a pool of a process, or one
+submit of an idempotency key, named `<member>/<token>`. A participant sends one message at a time. `exchange` reads the
+state, lets the kind forget participants that are gone, hands it the message, and writes what it has become. Because
+steps may run twice, a message names all that its sender holds, or has a number. Nothing but ids and numbers is in a
+state, and in that of a key how its task ended: no value of a resource, no argument, no reason, which may contain one.
 
 A text that cannot be read is replaced by a new state, and the reply says so, unless the kind forbids it: then messages
 fail. One that a newer release wrote is left alone, and whoever asks is told not to take part.
@@ -137,11 +137,11 @@ def exchange(kind: Kind[S], text: str | None, seen: Seen, message: Message) -> O
         state, trouble = kind.begin(message.body), str(error)
     try:
         body, turn = _step(kind, state, seen, message)
+        after = _encode({"v": kind.format, **kind.write(state)})
     except _FOUND_DAMAGED:
         if kind.is_replaceable:
             raise
         raise _damaged() from None
-    after = _encode({"v": kind.format, **kind.write(state)})
     if kind.is_plain:
         if len(_states) >= _MOST_STATES:
             _states.clear()
@@ -232,6 +232,13 @@ def row(value: Any, size: int) -> list[Any]:
     """A list of this length, or ValueError."""
     if not isinstance(value, list) or len(value) != size:
         raise ValueError("a row has the wrong length")
+    return value
+
+
+def string(value: Any) -> str:
+    """A text, or ValueError."""
+    if not isinstance(value, str):
+        raise ValueError("a text is missing")
     return value
 
 

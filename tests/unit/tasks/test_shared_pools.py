@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ from headgate import (
     fair_share,
 )
 from headgate.sharing.memory import MemoryState, SharedMemory
+from headgate.sharing.states import Step
 from headgate.tasks.names import unregister
 from headgate.tasks.scheduling.share import BLOCK
 from headgate.testing import run, settle
@@ -700,17 +702,131 @@ async def test_g13_a_follower_that_is_woken_twice_keeps_what_it_takes_over() -> 
 
 
 @scenario
+async def test_g13_when_the_winner_dies_exactly_one_of_those_who_follow_runs_it() -> None:
+    place, work = SharedMemory(), Work()
+    one, dies = make(place)
+    pools = [make(place)[0] for _ in range(3)]
+    _ = await one.submit(work, 1, idempotency_key="k", window="while_active")
+    losers = [await pool.submit(work, 1, idempotency_key="k", window="while_active") for pool in pools]
+    dies.close()
+    await turns()
+    assert sorted(loser.status for loser in losers) == ["queued", "queued", "running"]
+    work.let_go(1)
+    assert await asyncio.gather(*losers) == [1, 1, 1]
+    assert work.began == [1, 1], "the others have the result of the one that took over, though the key is free"
+    await asyncio.gather(one.close(cancel=True), *(pool.close() for pool in pools))
+
+
+@scenario
+async def test_g13_an_end_that_the_store_could_not_write_is_told_again() -> None:
+    place, work = SharedMemory(), Work()
+    one, member = make(place)
+    two, _ = make(place)
+    winner = await one.submit(work, 1, idempotency_key="k")
+    loser = await two.submit(work, 1, idempotency_key="k")
+    transact = member.transact
+
+    def full(key: str, step: Step, *, durable: bool = False) -> Future[Any]:
+        if not durable:
+            return transact(key, step)
+        future: Future[Any] = Future()
+        future.set_exception(headgate.StoreWriteFailed("the disk is full"))
+        return future
+
+    member.transact = full  # type: ignore[method-assign]
+    work.let_go(1)
+    assert await winner == 1
+    await asyncio.sleep(5.0)  # on the virtual clock
+    assert loser.status == "queued"
+    member.transact = transact  # type: ignore[method-assign]
+    assert await loser == 1
+    assert work.began == [1]
+    await asyncio.gather(one.close(), two.close())
+
+
+@scenario
+async def test_g13_a_follower_that_is_woken_before_an_older_answer_arrives_asks_again() -> None:
+    place, work = SharedMemory(), Work()
+    one, _ = make(place)
+    two, member = make(place)
+    _ = await one.submit(work, 1, idempotency_key="k")
+    loser = await two.submit(work, 1, idempotency_key="k")
+    late: list[tuple[Future[Any], Future[Any]]] = []
+    transact = member.transact
+
+    def slow(key: str, step: Step, *, durable: bool = False) -> Future[Any]:
+        done = transact(key, step, durable=durable)
+        if not durable:
+            return done
+        late.append((Future(), done))
+        return late[-1][0]
+
+    member.transact = slow  # type: ignore[method-assign]
+    member.wake(None)
+    await turns()
+    work.let_go(1)
+    await turns()
+    for future, done in late:
+        future.set_result(done.result())
+    assert await loser == 1
+    assert work.began == [1]
+    await asyncio.gather(one.close(), two.close())
+
+
+@scenario
+async def test_g13_a_submit_that_is_cancelled_while_it_asks_for_a_key_gives_it_back() -> None:
+    place, work = SharedMemory(), Work()
+    one, _ = make(place)
+    two, _ = make(place)
+    asking = asyncio.ensure_future(one.submit(work, 1, idempotency_key="k"))
+    await asyncio.sleep(0)
+    assert any(key.endswith("/k") for key in place.texts), "the key is taken, and the submit does not know yet"
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    other = await two.submit(work, 1, idempotency_key="k")
+    assert other.status == "running"
+    work.let_go(1)
+    assert await other == 1
+    await asyncio.gather(one.close(), two.close())
+
+
+@scenario
 async def test_g13_cancelling_a_follower_only_stops_following() -> None:
     place, work = SharedMemory(), Work()
     one, _ = make(place)
     two, _ = make(place)
     winner = await one.submit(work, 1, idempotency_key="k")
+    (text,) = (text for key, text in place.texts.items() if key.endswith("/k"))
     loser = await two.submit(work, 1, idempotency_key="k")
     assert loser.cancel()
     assert loser.status == "cancelled"
+    await turns()
+    assert text in place.texts.values(), "nobody follows any longer"
     work.let_go(1)
     assert await winner == 1
     await asyncio.gather(one.close(), two.close())
+
+
+@scenario
+async def test_g24_a_damaged_text_of_a_key_is_a_clear_error_and_runs_nothing() -> None:
+    place, work = SharedMemory(), Work()
+    pool, _ = make(place)
+    work.let_go()
+    await (await pool.submit(work, 1, idempotency_key="k"))
+    await pool.close()
+    (key,) = (key for key in place.texts if key.endswith("/k"))
+    other, _ = make(place)
+    for text, error in (
+        ('{"v":1,"by":"m9/1","error":"os:system"}', headgate.StoreWriteFailed),
+        ('{"v":2}', headgate.StoreFormatTooNew),
+    ):
+        place.texts[key] = text
+        with pytest.raises(error, match="an idempotency key cannot be"):
+            await other.submit(work, 2, idempotency_key="k")
+        assert place.texts[key] == text
+    assert work.began == [1]
+    await other.close()
 
 
 @scenario

@@ -3,6 +3,9 @@
 `sharing/claims.py` decides; this asks the store, runs what is ours, and follows what is not. A task that follows
 another process is a task of this pool like any other, except that it is set aside and never gets a slot: it can be
 awaited, cancelled (which only stops following) and waited for by other tasks, which lend their slots meanwhile.
+
+Messages go straight to the store. A `sharing.link.Link` for each key would cost a task 13 % more CPU, and most keys
+have no use for one: they need two messages and no listener, and a claim is not renewed after a lost lease.
 """
 
 from __future__ import annotations
@@ -12,13 +15,14 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from headgate.core.clock import clock
 from headgate.core.redaction import redact
 from headgate.errors import IdempotencyConflict, StoreWriteFailed, TaskFailed
-from headgate.sharing import claims
-from headgate.sharing.states import Outcome, SharedState
+from headgate.sharing.claims import Answer, Ask, Ended, Work, exchange_key
+from headgate.sharing.protocol import Message, Reply
+from headgate.sharing.states import SharedState
 from headgate.stores.codec import decode, encode, is_opaque
 from headgate.stores.losses import Losses
 from headgate.stores.result_types import ResultTypes
@@ -57,10 +61,9 @@ class SharedKeys:
         self._executor = executor
         self._submitter = submitter
         self._budget = budget
+        self._token = clock.token()[:12]
         self._serials = count(1)
         self._locks: dict[str, asyncio.Lock] = {}
-        self._following: dict[TaskRecord, Callable[[], None]] = {}  # and how to stop listening
-        self._looking: set[TaskRecord] = set()  # of which the store is being asked
         self._settling: set[Future[Any]] = set()
 
     async def submit(self, fn: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> TaskHandle[Any]:
@@ -83,28 +86,27 @@ class SharedKeys:
             return await submitter.exchanged(entered, options.get("wait_timeout"), self._budget)
         task = submitter.make(fn, args, options)
         function, given = work_of(fn, args, task.terms.payload_id)
-        work = claims.Work(function, digest_of(function, given), task.terms.window)
-        serial = next(self._serials)
-        reruns = self._results.reruns
-        answer = await self._ask(key, partial(claims.claim, serial, work, reruns=reruns))
-        if answer.kind != "yours":
-            self._refuse_other_work(key, work, given, answer)
-            submitter.set_aside(task)
-            self._listen(task, key, partial(claims.follow, answer.owner, serial, work, reruns=reruns))
-            self._heard(task, key, answer)
-            return task
+        ask = Ask(Work(function, digest_of(function, given), task.terms.window), self._results.reruns)
+        part = _Part(f"key/{executor.id}/{key}", f"{self._token}.{next(self._serials)}")
         try:
+            answer: Answer = (await asyncio.wrap_future(self._say(part, ask))).body
+        except asyncio.CancelledError:
+            self._leave(part)  # the key may be ours already
+            raise
+        try:
+            if answer.kind != "yours":
+                self._refuse_other_work(key, ask.work, given, answer.work)
+                return self._follow(_Follower(task, part, ask, partial(self._budget.post, self._look)), answer)
             entered = submitter.enter(fn, args, options, wait=True)
             handle = await submitter.exchanged(entered, options.get("wait_timeout"), self._budget)
         except BaseException:
-            self._post(key, partial(claims.release, answer.owner))
+            self._leave(part)
             raise
-        handle.on_end(partial(self._settle, key, answer.owner))
+        handle.on_end(partial(self._settle, part))
         return handle
 
-    def _refuse_other_work(self, key: str, work: claims.Work, given: tuple[Any, ...], answer: claims.Answer) -> None:
-        known = answer.work
-        if known is None or self._on_conflict == "trust_key":
+    def _refuse_other_work(self, key: str, work: Work, given: tuple[Any, ...], known: Work) -> None:
+        if self._on_conflict == "trust_key":
             return
         if differs := digest_difference(known.function, known.digest, work.function, given):
             raise IdempotencyConflict(
@@ -113,41 +115,43 @@ class SharedKeys:
 
     # -- following -----------------------------------------------------------------------------------------------------
 
-    def _listen(self, task: TaskHandle[Any], key: str, step: Callable[..., Outcome]) -> None:
-        ears = _Ears(lambda: self._budget.post(self._look, task, key, step))
-        self._following[task] = self._state.listen(self._row(key), ears)
-        task.on_end(self._stop_following)
+    def _follow(self, follower: _Follower, answer: Answer) -> TaskHandle[Any]:
+        task = follower.task
+        self._submitter.set_aside(task)
+        stop = self._state.listen(follower.part.row, follower)
+        task.on_end(lambda _: stop())
+        task.on_end(partial(self._followed, follower))
+        self._take(follower, answer)
+        return task
 
-    def _stop_following(self, task: TaskRecord) -> None:
-        stop = self._following.pop(task, None)
-        if stop is not None:
-            stop()
-
-    def _look(self, task: TaskHandle[Any], key: str, step: Callable[..., Outcome]) -> None:
+    def _look(self, follower: _Follower) -> None:
         """Ask again: the task that is followed has ended, or its process is gone.
 
-        Once at a time: the second answer would speak of a claim that the first has made.
+        Also while an answer is on its way, which may be older than the wake-up. Asking twice changes nothing, and only
+        the first answer that ends the wait counts.
         """
-        if task in self._following and not task.finished and task not in self._looking:
-            self._looking.add(task)
-            future = self._state.transact(self._row(key), step, durable=True)
-            future.add_done_callback(lambda done: self._budget.post(self._looked, task, key, done))
+        if follower.is_waiting:
+            asked = self._say(follower.part, follower.ask)
+            asked.add_done_callback(partial(self._budget.post, self._looked, follower))
 
-    def _looked(self, task: TaskHandle[Any], key: str, future: Future[claims.Answer]) -> None:
-        self._looking.discard(task)
-        if task in self._following and not task.finished and not future.cancelled() and future.exception() is None:
-            self._heard(task, key, future.result())
-        elif not future.cancelled() and future.exception() is None and future.result().kind == "yours":
-            self._post(key, partial(claims.release, future.result().owner))  # nobody here wants it any more
+    def _looked(self, follower: _Follower, future: Future[Reply]) -> None:
+        if follower.is_waiting and future.exception() is None:
+            self._take(follower, future.result().body)
 
-    def _heard(self, task: TaskHandle[Any], key: str, answer: claims.Answer) -> None:
-        if answer.kind == "ended" and answer.ended is not None:
+    def _take(self, follower: _Follower, answer: Answer) -> None:
+        task, follower.told = follower.task, answer.kind
+        follower.ask = follower.ask._replace(followed=answer.owner)
+        if answer.ended is not None:
             self._end(task, *_outcome(task, answer.ended, self._results.types))
         elif answer.kind == "yours":  # the process that ran it is gone: it is run here
-            self._stop_following(task)
-            task.on_end(partial(self._settle, key, answer.owner))
             self._executor.scheduler.enqueue(task)
             self._executor.pump()
+
+    def _followed(self, follower: _Follower, task: TaskRecord) -> None:
+        if follower.told == "yours":
+            self._settle(follower.part, task)
+        elif follower.told == "follow":
+            self._leave(follower.part)
 
     def _end(self, task: TaskRecord, status: TaskStatus, outcome: Any) -> None:
         """End a task that another process ran."""
@@ -161,34 +165,32 @@ class SharedKeys:
 
     # -- the end of what is ours ---------------------------------------------------------------------------------------
 
-    def _settle(self, key: str, owner: str, task: TaskRecord) -> None:
+    def _settle(self, part: _Part, task: TaskRecord) -> None:
         if task.status == "cancelled" and task.outcome is not None:
-            self._post(key, partial(claims.release, owner))  # with its parent: the first of those who follow it runs it
+            self._leave(part)  # with its parent: the first of those who follow it runs it
             return
         ended = _ended(task)
-        if not ended.is_lost:
-            self._post(key, partial(claims.settle, owner, ended))
-            return
-        self._losses.tell(task.outcome)
+        if ended.is_lost:
+            self._losses.tell(task.outcome)
         # With "rerun" the key is free: those who follow it ask again, and the first of them runs it.
-        reruns = self._results.reruns
-        self._post(key, partial(claims.release, owner) if reruns else partial(claims.settle, owner, ended))
+        self._leave(part, None if ended.is_lost and self._results.reruns else ended)
 
-    def _post(self, key: str, step: Callable[..., Outcome]) -> None:
-        future = self._state.transact(self._row(key), step, durable=True)
+    def _leave(self, part: _Part, ended: Ended | None = None) -> None:
+        """Say how the task ended; without that, give the key back or follow it no longer."""
+        future = self._say(part, ended)
         self._settling.add(future)
-        future.add_done_callback(lambda done: self._budget.post(self._posted, key, step, done))
+        future.add_done_callback(partial(self._budget.post, self._left, part, ended))
 
-    def _posted(self, key: str, step: Callable[..., Outcome], future: Future[Any]) -> None:
+    def _left(self, part: _Part, ended: Ended | None, future: Future[Reply]) -> None:
         """Try again what the store could not write: otherwise the key would be taken until this process ends."""
         self._settling.discard(future)
         loop = self._executor.loop
-        if not future.cancelled() and isinstance(future.exception(), StoreWriteFailed) and loop is not None:
-            loop.call_later(_AGAIN, self._post, key, step)
+        if isinstance(future.exception(), StoreWriteFailed) and loop is not None:
+            loop.call_later(_AGAIN, self._leave, part, ended)
 
-    async def _ask(self, key: str, step: Callable[..., Outcome]) -> claims.Answer:
-        future: Future[claims.Answer] = self._state.transact(self._row(key), step, durable=True)
-        return await asyncio.wrap_future(future)
+    def _say(self, part: _Part, body: Ask | Ended | None) -> Future[Reply]:
+        message = Message(part.token, None, body, leaves=body is None)
+        return self._state.transact(part.row, partial(exchange_key, message), durable=True)
 
     async def settled(self, timeout: float) -> None:
         """Return when the store knows of all ends, or after `timeout` seconds."""
@@ -196,40 +198,52 @@ class SharedKeys:
         if futures:
             await asyncio.wait(futures, timeout=timeout)
 
-    def _row(self, key: str) -> str:
-        return f"key/{self._executor.id}/{key}"
+
+class _Part(NamedTuple):
+    """The part of one submit in the state of its key."""
+
+    row: str
+    token: str
 
 
-class _Ears:
-    """Listens to one key. Called in the thread of the store."""
+class _Follower:
+    """A task that another process runs. Listens to its key, in the thread of the store."""
 
-    def __init__(self, look: Callable[[], object]) -> None:
+    def __init__(self, task: TaskHandle[Any], part: _Part, ask: Ask, look: Callable[[_Follower], object]) -> None:
+        self.task = task
+        self.part = part
+        self.ask = ask
+        self.told = ""
         self._look = look
 
+    @property
+    def is_waiting(self) -> bool:
+        return self.told == "follow" and not self.task.finished
+
     def woken(self) -> None:
-        self._look()
+        self._look(self)
 
     def lost(self) -> None:
-        self._look()
+        self._look(self)
 
     def unreachable(self, error: Exception) -> None:
         """Do nothing: `woken` is called when the store answers again."""
 
 
-def _ended(task: TaskRecord) -> claims.Ended:
+def _ended(task: TaskRecord) -> Ended:
     outcome = task.outcome
     if task.status == "completed":
         kept = encode(outcome)
-        return claims.Ended("completed", kept, is_lost=is_opaque(kept))
+        return Ended("completed", kept, is_lost=is_opaque(kept))
     if task.status == "failed":
         kind = type(outcome.error)
-        return claims.Ended("failed", None, (f"{kind.__module__}:{kind.__qualname__}", redact(outcome.told.text)))
+        return Ended("failed", None, (f"{kind.__module__}:{kind.__qualname__}", redact(outcome.told.text)))
     if task.status == "rejected":
-        return claims.Ended("rejected", None, (outcome.reason, outcome.policy))
-    return claims.Ended(task.status)
+        return Ended("rejected", None, (outcome.reason, outcome.policy))
+    return Ended(task.status)
 
 
-def _outcome(task: TaskRecord, ended: claims.Ended, types: ResultTypes) -> tuple[Any, Any]:
+def _outcome(task: TaskRecord, ended: Ended, types: ResultTypes) -> tuple[Any, Any]:
     """The status and the outcome of a task that another process ran."""
     if ended.status == "completed":
         return "completed", decode(ended.result, types=types)
