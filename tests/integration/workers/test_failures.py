@@ -60,8 +60,8 @@ def leaves_nothing_behind() -> Iterator[None]:
 async def rested(shared: Shared) -> WorkerPool:
     """The pool, with two workers again that both take calls, and without the calls that were abandoned before."""
     ready = set(await all_ready(shared.pool, 2))
-    while {await jobs.pid(), await jobs.pid()} != ready:  # a worker is ready before this loop has a session with it
-        await asyncio.sleep(0.005)
+    while {await jobs.pid(), await jobs.pid()} != ready:
+        pass  # a worker is ready before this loop has a session with it
     await until(lambda: in_flight(shared.pool) == 0)
     return shared.pool
 
