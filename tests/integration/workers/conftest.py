@@ -93,6 +93,16 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.fixture
+def worker_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker notes what is told of resources in context variables, and does so until its process ends.
+
+    Here that would be the context of all tests: a client of another test that is told of a limit would leave a value
+    in it.
+    """
+    monkeypatch.setattr("headgate.context.rests.listen", lambda: None)
+
+
+@pytest.fixture
 def told_soon(scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have callers whose worker does not keep a timeout told of it sooner than 5 s later, except at full length."""
     if scale < 1:

@@ -18,7 +18,8 @@ from headgate.workers.server.setup_task import SetupTask
 from headgate.workers.server.task_loop import TaskLoop
 from headgate.workers.setup import dumped
 
-pytestmark = pytest.mark.integration  # a real loop in a real thread
+# A real loop in a real thread.
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("worker_in_this_process")]
 
 
 @pytest.fixture(autouse=True)
