@@ -80,8 +80,9 @@ def pytest_runtest_teardown(nextitem: pytest.Item | None) -> Iterator[None]:
 
 
 @pytest.fixture
-def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def runtime(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder of its own for sockets and the like, with a short name: a socket's path has room for 100 bytes."""
+    tmp_path_factory.getbasetemp()  # that of all tests, not in the folder that is removed
     folder = Path(tempfile.mkdtemp(prefix="hg-"))
     monkeypatch.setenv("TMPDIR", str(folder))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
