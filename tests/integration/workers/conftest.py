@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import headgate
+from headgate.core.rests import send_rests
 from tests.support.workers import jobs
 from tests.support.workers.support import Shared, what_grpc_opens
 from tests.support.workers.warm_programs import programs_start_warm, template_of_programs  # noqa: F401 - fixtures
@@ -94,13 +95,14 @@ def runtime(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFa
 
 
 @pytest.fixture
-def worker_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def worker_in_this_process() -> Iterator[None]:
     """A worker notes what is told of resources in context variables, and does so until its process ends.
 
     Here that would be the context of all tests: a client of another test that is told of a limit would leave a value
     in it.
     """
-    monkeypatch.setattr("headgate.context.rests.listen", lambda: None)
+    yield
+    send_rests(*[lambda *_: None] * 3)
 
 
 @pytest.fixture

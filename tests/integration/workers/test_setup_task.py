@@ -14,7 +14,6 @@ import pytest
 from headgate.errors import WorkerStartFailed
 from headgate.workers import setup as setups
 from headgate.workers.server import setup_task
-from headgate.workers.server.setup_task import SetupTask
 from headgate.workers.server.task_loop import TaskLoop
 from headgate.workers.setup import dumped
 
@@ -94,7 +93,7 @@ def test_w90_a_setup_that_takes_too_long_says_where_it_is(
         pickled = dumped(setup, None, 0.05)
         assert pickled is not None
         with pytest.raises(WorkerStartFailed, match=r"setup did not end within 0\.05 s") as caught:
-            await once_there(SetupTask(tasks, pickled).begin())
+            await once_there(setup_task.SetupTask(tasks, pickled).begin())
         assert "quorum_timeout" in str(caught.value)
 
     with_task_loop(use)
@@ -110,7 +109,7 @@ def test_w90_a_teardown_that_takes_too_long_is_not_waited_for(
     async def use(tasks: TaskLoop) -> None:
         pickled = dumped(None, teardown, None)
         assert pickled is not None
-        task = SetupTask(tasks, pickled)
+        task = setup_task.SetupTask(tasks, pickled)
         await task.begin()
         await once_there(task.end())
 
