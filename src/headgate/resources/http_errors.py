@@ -23,7 +23,7 @@ from typing import Any
 from headgate.core.clock import clock
 from headgate.errors import HeadgateError
 from headgate.resources.http_status import headers_of, response_of, status_of
-from headgate.resources.http_times import YEAR, duration_of
+from headgate.resources.http_times import duration_of
 from headgate.resources.rate_limits import read_rate_limits
 from headgate.resources.signals import CooldownResource, DisableResource, RetryOperation, Signal
 
@@ -124,7 +124,7 @@ def _seconds(outcome: object) -> float | None:
         for detail in _details(body):
             delay = detail.get("retryDelay")  # Google: "34s", in the body only
             seconds = duration_of(delay) if isinstance(delay, str) else None
-            if seconds is not None and seconds <= YEAR:
+            if seconds is not None:
                 return seconds
     return None
 

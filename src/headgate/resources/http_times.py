@@ -20,10 +20,11 @@ _UNITS = {"ns": 1e-9, "us": 1e-6, "\u00b5s": 1e-6, "\u03bcs": 1e-6, "ms": 1e-3, 
 def seconds_of(text: str, now: float) -> float | None:
     """Seconds that a text asks for: a number of them, a duration such as "6m0s" or "400ms", or a date."""
     seconds = number_of(text)
-    if seconds is None:
-        seconds = duration_of(text)
     if seconds is not None:
         return seconds if seconds <= YEAR else None
+    seconds = duration_of(text)
+    if seconds is not None:
+        return seconds
     moment = moment_of(text)
     return None if moment is None else seconds_until(moment, now)
 
@@ -38,7 +39,7 @@ def number_of(text: str) -> float | None:
 
 
 def duration_of(text: str) -> float | None:
-    """Seconds of a duration as Go writes it: "1h30m", "6m0s", "400ms", "0s"."""
+    """Seconds of a duration as Go writes it: "1h30m", "6m0s", "400ms", "0s". None if it is longer than a year."""
     text = text.strip()
     if not text or len(text) > _LONGEST:
         return None
@@ -49,7 +50,7 @@ def duration_of(text: str) -> float | None:
             return None
         seconds += float(part[1]) * _UNITS[part[2]]
         at = part.end()
-    return seconds
+    return seconds if seconds <= YEAR else None
 
 
 def moment_of(text: str) -> float | None:

@@ -59,6 +59,10 @@ class Watch:
         self.starts: list[str] = []
         self.tenants: dict[str, str] = {}
         self.pool: TaskPool | None = None
+        self.workers: WorkerPool | None = None
+        self.kill_after: list[int] = []
+        """Numbers of tasks: when so many have ended, a worker is killed."""
+        self.killed: list[int] = []
 
     def hear(self, event: Any) -> None:
         if event.name == "resource_acquired":
@@ -74,6 +78,17 @@ class Watch:
                 self.wrong.append("above the cap")
         elif event.name == "pool_finish":
             self.ends[event.task_id] += 1
+            self.kill()
+
+    def kill(self) -> None:
+        """One worker after the other, while there is work."""
+        if self.workers is None or not self.kill_after or len(self.ends) < self.kill_after[0]:
+            return
+        victims = [worker for worker in self.workers.workers() if worker.state == "ready"]
+        if victims:
+            self.kill_after.pop(0)
+            self.killed.append(random.choice(victims).pid)
+            os.kill(self.killed[-1], signal.SIGKILL)
 
 
 def test_t81_t22_a_storm_on_real_workers(scale: float) -> None:
@@ -98,16 +113,15 @@ def test_t81_t22_a_storm_on_real_workers(scale: float) -> None:
                 names = [name for name, part in TENANTS.items() for _ in range(int(tasks * part))]
                 for number, tenant in enumerate(names):  # the flood comes first
                     handles.append(await pool.submit(stormy, number, tenant=tenant, retries=50))
-                killed: list[int] = []
-                killer = asyncio.create_task(kill(workers, kills, killed))
+                watch.kill_after = [len(names) * (turn + 1) // (kills + 1) for turn in range(kills)]
+                watch.workers = workers
                 for handle in chance.sample(handles, tasks // 20):
                     await asyncio.sleep(0.002)
                     handle.cancel()
                 await pool.drain()
-                killer.cancel()
         finally:
             unsubscribe()
-        assert killed
+        assert watch.killed
         assert watch.wrong == []
         assert set(watch.ends.values()) == {1}
         assert watch.ends.keys() == {handle.id for handle in handles}
@@ -119,16 +133,6 @@ def test_t81_t22_a_storm_on_real_workers(scale: float) -> None:
         assert fairness(watch.starts) >= 0.95
 
     run(main, patience=300)
-
-
-async def kill(workers: WorkerPool, times: int, killed: list[int]) -> None:
-    """One worker after the other, while there is work."""
-    for _ in range(times):
-        await asyncio.sleep(0.1)
-        victims = [worker for worker in workers.workers() if worker.state == "ready"]
-        if victims:
-            killed.append(random.choice(victims).pid)
-            os.kill(killed[-1], signal.SIGKILL)
 
 
 def outcomes(handles: list[Any]) -> Counter[str]:

@@ -308,6 +308,7 @@ def test_g23_a_blocked_event_loop_delays_nobody_else(world: World) -> None:
     assert most_at_once(mine) == 2
     one.answer(number)
     one("drain")
+    eventually(lambda: two("look")["active"] == 0)  # it hears of the end from the store
     for task in range(3):
         assert two("submit", name=f"late-{task}") == "running", "what it held is free"
     assert world.most() == 3

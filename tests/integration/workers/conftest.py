@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import headgate
+from headgate.core.rests import send_rests
 from tests.support.workers import jobs
 from tests.support.workers.support import Shared, what_grpc_opens
 from tests.support.workers.warm_programs import programs_start_warm, template_of_programs  # noqa: F401 - fixtures
@@ -80,8 +81,9 @@ def pytest_runtest_teardown(nextitem: pytest.Item | None) -> Iterator[None]:
 
 
 @pytest.fixture
-def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def runtime(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder of its own for sockets and the like, with a short name: a socket's path has room for 100 bytes."""
+    tmp_path_factory.getbasetemp()  # that of all tests, not in the folder that is removed
     folder = Path(tempfile.mkdtemp(prefix="hg-"))
     monkeypatch.setenv("TMPDIR", str(folder))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
@@ -90,6 +92,17 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     assert tempfile.gettempdir() == os.fspath(folder)
     yield folder
     shutil.rmtree(folder)
+
+
+@pytest.fixture
+def worker_in_this_process() -> Iterator[None]:
+    """A worker notes what is told of resources in context variables, and does so until its process ends.
+
+    Here that would be the context of all tests: a client of another test that is told of a limit would leave a value
+    in it.
+    """
+    yield
+    send_rests(*[lambda *_: None] * 3)
 
 
 @pytest.fixture

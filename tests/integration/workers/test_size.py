@@ -80,13 +80,24 @@ def choose(way: str, patch: pytest.MonkeyPatch) -> None:
         patch.setenv(SWITCH, said)
 
 
+@contextlib.contextmanager
+def opened(way: str, **options: Any) -> Iterator[Shared]:
+    """A pool whose workers lend memory, or do not. That is in their environment: ours is as before once they run.
+
+    Two such pools may be open at once, and the first need not end first.
+    """
+    shared = Shared(lazy=False, **options)
+    with pytest.MonkeyPatch.context() as patch:
+        choose(way, patch)
+        shared.open()
+    yield shared
+    shared.close()
+
+
 @pytest.fixture(scope="module", params=list(WAYS))
 def sized(request: pytest.FixtureRequest) -> Iterator[Shared]:
     """Two workers that have seen something large."""
-    with pytest.MonkeyPatch.context() as patch:
-        choose(request.param, patch)
-        shared = Shared(spawn=2, lazy=False)
-        shared.open()
+    with opened(request.param, spawn=2) as shared:
 
         async def warm() -> None:
             for _ in range(4):
@@ -94,7 +105,6 @@ def sized(request: pytest.FixtureRequest) -> Iterator[Shared]:
 
         shared(warm)
         yield shared
-        shared.close()
 
 
 def ways(soak: str, fixture: str = "way") -> pytest.MarkDecorator:
@@ -117,13 +127,9 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.fixture(scope="module", params=["shared memory", pytest.param("chunks", marks=pytest.mark.soak)])
 def narrow(request: pytest.FixtureRequest) -> Iterator[Shared]:
     """One worker, and nothing above 1 MB."""
-    with pytest.MonkeyPatch.context() as patch:
-        choose(request.param, patch)
-        shared = Shared(spawn=1, lazy=False, max_payload=MB)
-        shared.open()
+    with opened(request.param, spawn=1, max_payload=MB) as shared:
         shared(jobs.pid)
         yield shared
-        shared.close()
 
 
 @pytest.fixture(autouse=True)

@@ -168,6 +168,7 @@ class Hostile:
         {"x-ratelimit-remaining-requests": ""},
         {"x-ratelimit-limit-bananas": "5"},
         {"anthropic-ratelimit-requests-reset": "2027-13-45T99:00:00Z"},
+        {"anthropic-ratelimit-requests-reset": "8785h"},
         {"RateLimit": ",,,;;;==="},
         {"RateLimit": '"unclosed;r=5'},
         {"RateLimit": "limit=x, remaining=y"},
