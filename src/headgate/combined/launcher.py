@@ -50,6 +50,8 @@ class TaskLauncher:
             call = RemoteCall(self._verdicts, task, permit, completion, self._start_here)
             sent = permit.running = placing.send(task.fn, args, permit, context, call)
             if sent is not None:
+                if permit.use is not None and (engine := permit.use.member.rotation.owner) is not None:
+                    engine.watch_lag(permit.use)
                 return sent
         return self.here.start_body(task, self._drive(task, permit, completion), completion)
 

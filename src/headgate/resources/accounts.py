@@ -61,9 +61,11 @@ class Refusal(NamedTuple):
 class Reservation:
     """What one use of a resource takes of a quota, from its start on."""
 
-    __slots__ = ("account", "asks", "cost", "has_failed", "is_open", "need", "spent", "start")
+    __slots__ = ("account", "asks", "cost", "has_failed", "is_open", "made_at", "need", "spent", "start")
 
-    def __init__(self, account: Account, need: dict[str, float], cost: float, start: float, asks: bool) -> None:
+    def __init__(
+        self, account: Account, need: dict[str, float], cost: float, start: float, asks: bool, made_at: float
+    ) -> None:
         self.account: Account = account
         self.need: dict[str, float] = need
         self.cost: float = cost
@@ -73,6 +75,8 @@ class Reservation:
         """The tokens that were really used, when the call has said so."""
         self.asks: bool = asks
         """Will the answer to the call be the first to say what there is?"""
+        self.made_at: float = made_at
+        """On the clock of this process."""
         self.is_open: bool = True
         """Has it not been settled or cancelled?"""
         self.has_failed: bool = False
@@ -163,7 +167,7 @@ class Account:
         """Take what a call needs that costs so many tokens, and starts now."""
         need = self.budget.need(cost)
         start, asks = self.budget.start(need, now)
-        return Reservation(self, need, cost, start, asks)
+        return Reservation(self, need, cost, start, asks, now)
 
     def would_open_at(self, cost: float, now: float) -> float:
         """When a call that costs so much may begin, as far as can be told: soon, if others find out about it now."""

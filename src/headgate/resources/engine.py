@@ -78,6 +78,7 @@ _abandoned: deque[Use | WaitTicket] = deque()
 _SIBLING, _TIMEOUT = "sibling", "timeout"
 _TOO_MANY = 429
 _LAG = 0.05  # seconds; a timer that is later than this means that the event loop stood still
+_LATE = 0.01  # seconds from the reservation of a quota to the begin of its use; windows leave room for no more
 MOST_ASKED = 4
 """How often a call without a wait mode asks other processes. Each time, somebody else may be quicker."""
 
@@ -519,7 +520,7 @@ class Engine(Generic[T]):
         send_due()
 
     def watch_lag(self, use: Use) -> None:
-        """Notice it if the event loop stands still right after a use has begun, before it could send anything.
+        """Notice it if the event loop stands still just before or right after a use begins, so that nothing was sent yet.
 
         Then its quota counts it from when the loop runs again. Otherwise calls would catch up, and the provider would
         see them all at once.
@@ -527,19 +528,25 @@ class Engine(Generic[T]):
         reservation = use.reservation
         if reservation is None or reservation.account.quota == LEARN:
             return
+        now = clock.now()
+        if now > reservation.made_at + _LATE:
+            self._retime(reservation, now)
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
             return  # a thread without a loop
-        loop.call_later(_LAG, self._check_lag, reservation, clock.now() + _LAG, context=Context())
+        loop.call_later(_LAG, self._check_lag, reservation, now + _LAG, context=Context())
 
     def _check_lag(self, reservation: Reservation, due: float) -> None:
         now = clock.now()
         if now > due + _LAG:
-            with lock:
-                reservation.account.retime(reservation.start, now)
-                effects = self.rotation.quota_changed(reservation.account, now)
-            self.carry_out(effects)
+            self._retime(reservation, now)
+
+    def _retime(self, reservation: Reservation, now: float) -> None:
+        with lock:
+            reservation.account.retime(reservation.start, now)
+            effects = self.rotation.quota_changed(reservation.account, now)
+        self.carry_out(effects)
 
     def eased(self, use: Use, signal: Signal | None, headers: object) -> Signal | None:
         """Let a refused resource rest until its learned quota allows the next call, not until all of it is there.

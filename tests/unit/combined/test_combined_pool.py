@@ -19,6 +19,7 @@ from headgate import (
     CooldownResource,
     DisableResource,
     PoolExhausted,
+    Quota,
     Resource,
     ResourcePool,
     RetryOperation,
@@ -35,7 +36,8 @@ from headgate import (
 from headgate.core.clock import clock
 from headgate.core.files import Files
 from headgate.stores import JsonLinesStore, MemoryStore
-from headgate.testing import settle, virtual
+from headgate.testing import run, settle, virtual
+from headgate.testing.virtual_loop import VirtualLoop
 from tests.support.combined.support import (
     Key,
     Script,
@@ -1501,3 +1503,26 @@ async def test_t41_a_durable_line_waits_fails_over_and_expires_like_any_other() 
             "cancelled",
         ]
     assert free(keys)
+
+
+@pytest.mark.parametrize("held", [0.02, 0.06, 0.3, 0.8])
+def test_l09_a_task_that_begins_late_because_the_loop_was_held_counts_from_then(held: float) -> None:
+    """Its quota is taken when it is submitted, and it begins when the code that submitted it next awaits something."""
+
+    async def main() -> None:
+        keys = ResourcePool({"key": "value"}, quota=Quota(requests=10, per=1.0))
+        loop, begins = asyncio.get_running_loop(), list[float]()
+        assert isinstance(loop, VirtualLoop)
+
+        async def call(_: object) -> None:
+            begins.append(clock.now())
+
+        async with TaskPool("late", max_concurrent=5, resources=keys) as pool:
+            for number in range(25):
+                _ = await pool.submit(call)
+                if not number:
+                    loop.sleep(held)
+            await pool.drain()
+        assert all(later - earlier >= 1.0 for earlier, later in zip(begins, begins[10:], strict=False))
+
+    run(main)
