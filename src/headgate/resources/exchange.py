@@ -22,7 +22,7 @@ class News(NamedTuple):
     records: Mapping[str, Record] = {}
     wishes: Mapping[str, Wish] = {}
     held: Mapping[str, Wish] = {}
-    """Permits of which there is nothing new. They count if the state was lost: whoever has spoken has said what it holds."""
+    """Other permits that it has. They count if the state was lost: whoever has spoken has said all that it holds."""
 
 
 class Told(NamedTuple):
