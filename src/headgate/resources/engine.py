@@ -520,7 +520,7 @@ class Engine(Generic[T]):
         send_due()
 
     def watch_lag(self, use: Use) -> None:
-        """Notice it if the event loop stands still just before or right after a use begins, so that nothing was sent yet.
+        """Notice it if the event loop stands still just before or right after a use begins, with nothing sent yet.
 
         Then its quota counts it from when the loop runs again. Otherwise calls would catch up, and the provider would
         see them all at once.

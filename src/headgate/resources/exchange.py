@@ -21,6 +21,8 @@ class News(NamedTuple):
 
     records: Mapping[str, Record] = {}
     wishes: Mapping[str, Wish] = {}
+    held: Mapping[str, Wish] = {}
+    """Other permits that it has. They count if the state was lost: whoever has spoken has said all that it holds."""
 
 
 class Told(NamedTuple):
@@ -77,15 +79,16 @@ class ResourceHealth:
 
     def step(self, state: State, turn: Turn, news: News | None) -> Told | None:
         """Join what was learned, grant free permits, and name whom to wake."""
+        wishes: Mapping[str, Wish] = {}
         if news is not None:
             _join(state, turn, news.records)
-            _claim_permits(state, turn, news.wishes)
+            wishes = _claim_permits(state, turn, news)
         _forget_old(state, turn.now)
         if not turn.unheard:
             _grant(state, turn)
         if news is None:
             return None
-        _wake_holders(state, turn, news.wishes)
+        _wake_holders(state, turn, wishes)
         turn.wakes |= {f"{member}/" for member in turn.unheard}
         mine = state.members[turn.me]
         shares = {mark: share_of(_claims(state, mark), turn.me) for mark in mine}
@@ -110,10 +113,13 @@ def _forget_old(state: State, now: float) -> None:
         del state.health[mark]
 
 
-def _claim_permits(state: State, turn: Turn, wishes: Mapping[str, Wish]) -> None:
+def _claim_permits(state: State, turn: Turn, news: News) -> Mapping[str, Wish]:
+    """Take over what a participant holds and wants. Returns what of that is new."""
     mine = state.members.setdefault(turn.me, {})
+    wishes = {**{mark: wish for mark, wish in news.held.items() if mark not in mine}, **news.wishes}
     for mark, wish in wishes.items():
         mine[mark] = claim_of(mine.get(mark), wish, turn.now, is_new=turn.is_new)
+    return wishes
 
 
 def _grant(state: State, turn: Turn) -> None:

@@ -125,6 +125,22 @@ class _State:
         if isinstance(quota, Quota) is isinstance(before.quota, Quota):
             self.ledger.load(before.body())
 
+    def reserve_held(self) -> None:
+        """Let the ledger know what all processes hold."""
+        for name, window in self.ledger.windows.items():
+            window.held = sum(part.held().get(name, 0.0) for part in self.parts.values())
+        self.ledger.probing = self.probe is not None
+
+    def pass_time(self, now: float) -> None:
+        """Refill the windows while what was held until now still counts as held.
+
+        A bucket does not refill beyond what is held of it. If it were told first that this is used, it would also
+        refill for the time before that, when it was full.
+        """
+        self.reserve_held()
+        for window in self.ledger.windows.values():
+            window.left(now)
+
 
 _FIELDS: Final = ("requests", "per", "tokens", "window", "burst", "delay")
 
@@ -167,6 +183,7 @@ class SharedQuotaState:
 
     def drop(self, state: _State, who: str, now: float) -> None:
         """What it held counts as used."""
+        state.pass_time(now)
         for name, amount in state.parts.pop(who).held().items():
             window = state.ledger.windows.get(name)
             if window is not None:
@@ -192,9 +209,10 @@ class _Step:
         self._state, self._turn, self._report = state, turn, report
 
     def outcome(self) -> Granted | None:
+        self._state.pass_time(self._turn.now)
         if self._report is not None:
             self._apply(self._report)
-        self._reserve_held()
+        self._state.reserve_held()
         self._grant()
         return None if self._report is None else self._granted()
 
@@ -260,13 +278,6 @@ class _Step:
             unused = held - after.get(name, 0.0) - started
             if unused > 0 and name in self._state.ledger.windows:
                 self._state.ledger.windows[name].give_back(unused, self._turn.now)
-
-    def _reserve_held(self) -> None:
-        """Let the ledger know what all processes hold."""
-        parts = self._state.parts.values()
-        for name, window in self._state.ledger.windows.items():
-            window.held = sum(part.held().get(name, 0.0) for part in parts)
-        self._state.ledger.probing = self._state.probe is not None
 
     def _grant(self) -> None:
         """Give to whoever holds least, but to nobody who has waited less than one for whom there is too little.

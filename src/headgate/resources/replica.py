@@ -108,7 +108,7 @@ class Replica:
 
     def _drop(self, track: _Track) -> None:
         for held in self._leases(track):
-            if held.lease.told is not None:
+            if held.lease.told is not None or held.lease.granted:
                 self._returned[held.mark] = Wish(held.lease.granted, held.lease.granted, 0, held.limit)
         track.member.lease = track.member.probe = None
 
@@ -125,20 +125,22 @@ class Replica:
 
     def message(self, now: float, askers: Collection[Asker] = (), *, looks: bool = False) -> News | None:
         """What is to be told; None: nothing. `looks`: an answer is wanted in any case."""
-        wishes = self._wishes(now, askers)
+        wishes, held = self._wishes(now, askers)
         if not wishes and not self._unsent and not looks:
             return None
         records = {mark: self._known[mark] for mark in self._unsent}
         self._unsent = set()
-        return News(records, wishes)
+        return News(records, wishes, held)
 
     def failed(self, news: News) -> None:
         """Note that a message did not arrive: it is to be told again."""
         self._unsent |= news.records.keys()
-        for mark in news.wishes:
+        for mark, wish in news.wishes.items():
             lease = self._lease(mark)
             if lease is not None:
                 lease.told = None
+            else:  # its resource was removed
+                self._returned.setdefault(mark, wish._replace(returned=wish.granted, wanted=0))
 
     def learn(self, member: Member, now: float) -> None:
         """Look what calls of this process learned about a resource."""
@@ -178,8 +180,10 @@ class Replica:
                 limit = until if limit is None else max(limit, until)
         return limit if limit is not None and limit > now else None
 
-    def _wishes(self, now: float, askers: Collection[Asker]) -> dict[str, Wish]:
+    def _wishes(self, now: float, askers: Collection[Asker]) -> tuple[dict[str, Wish], dict[str, Wish]]:
+        """What is new about permits, and what this process holds of the others. See `News`."""
         wishes, self._returned = self._returned, {}
+        held: dict[str, Wish] = {}
         reserved = [asker.requirement for asker in askers]
         waiting: dict[Requirement, int] | None = None
         for track in self._limited:
@@ -200,7 +204,9 @@ class Replica:
                 if not lease.is_told(wish):
                     lease.told = wishes[mark] = wish
                     self._rotation.leases_shrank(track.member)
-        return wishes
+                elif lease.permits:
+                    held[mark] = wish
+        return wishes, held
 
     def _leases(self, track: _Track) -> Iterable[_Held]:
         """The leases of a resource.

@@ -268,6 +268,43 @@ def test_h03_after_the_state_was_lost_no_permit_is_granted_before_all_have_said_
     assert reply.body.shares["k"].granted == 2, "all three are taken"
 
 
+def limited_replica() -> tuple[Rotation, Replica]:
+    rotation = Rotation([Resource("k", "v", 2)], strategy=NAMED["round_robin"], cooldown_table=(30.0,))
+    return rotation, Replica(rotation, "pool")
+
+
+def shares_of(reply: Reply) -> list[int]:
+    return [share.granted - share.returned for share in reply.body.shares.values()]
+
+
+def test_h03_who_looks_after_the_state_was_lost_says_what_it_holds_also_if_there_is_nothing_new() -> None:
+    rotation, replica = limited_replica()
+    assert replica.lacks(ANY, (), 0.0) is not None
+    _, reply, _ = say(None, Message("t", "m1", replica.message(0.0)))
+    replica.take(reply.body, ClockOffset(), 0.0, is_current=True)
+    assert rotation.acquire(0.0) is not None
+    assert shares_of(reply) == [2]
+    lost = NOBODY_GONE._replace(unheard=("m1", "m2"))
+    text, _, _ = say(None, Message("t", "m1", replica.message(1.0, looks=True)), lost)
+    other = news("t", "m2", **{mark: Wish(0, 0, 1, 2) for mark in reply.body.shares})
+    _, reply, _ = say(text, other, lost._replace(member="m2"))
+    assert shares_of(reply) == [0], "both are held by the first, which was heard"
+
+
+def test_h03_permits_of_a_removed_resource_are_returned_again_if_the_message_failed() -> None:
+    rotation, replica = limited_replica()
+    replica.lacks(ANY, (), 0.0)
+    text, reply, _ = say(None, Message("t", "m1", replica.message(0.0)))
+    replica.take(reply.body, ClockOffset(), 0.0, is_current=True)
+    rotation.remove("k")
+    replica.refresh()
+    lost = replica.message(0.0)
+    assert lost is not None
+    replica.failed(lost)
+    text, _, _ = say(text, Message("t", "m1", replica.message(0.0, looks=True)))
+    assert read(text).members == {"m1/t": {}}
+
+
 COOLED = Record(outages=(Outage(990.0, 1, 1020.0),), at=990.0)
 
 

@@ -20,7 +20,7 @@ import headgate
 from headgate import PoolExhausted, Quota, Resource, ResourcePool, TaskPool
 from headgate.core.clock import clock
 from headgate.resources.leased_budget import LeasedBudget
-from headgate.resources.quota_exchange import SHARED_QUOTA, Report
+from headgate.resources.quota_exchange import SHARED_QUOTA, Report, Want
 from headgate.sharing.memory import MemoryState, SharedMemory
 from headgate.sharing.protocol import Message, Reply, exchange
 from headgate.sharing.states import Seen, timed
@@ -418,6 +418,25 @@ def test_h10_h05_no_schedule_of_processes_exceeds_a_quota(
         elif who == 3 and cost == 0:
             process.gone = True
         now += seconds if what != 6 else 0.0
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_h10_a_bucket_does_not_refill_for_the_time_in_which_it_was_full_of_what_was_held(dies: bool) -> None:
+    """What is held for long is used at last: the bucket was full until then, and is empty now."""
+    quota, want = Quota(1, 10.0, window="bucket"), Want({"requests": 1.0}, is_urgent=True)
+
+    def say(text: str | None, member: str, now: float, report: Report) -> tuple[str | None, float]:
+        seen = Seen(now, member, lambda one: dies and now > 1000.0 and one == "m1")
+        outcome = exchange(SHARED_QUOTA, text, seen, Message("t", member, report))
+        return outcome.state, outcome.reply.body.granted.get("requests", 0.0)
+
+    text, granted = say(None, "m1", 1000.0, Report(1, quota, want=want))
+    assert granted == 1.0
+    if not dies:
+        text, _ = say(text, "m1", 1009.1, Report(2, quota, {"requests": 1.0}, {"requests": [(1009.0, 1.0)]}))
+    assert say(text, "m2", 1010.1, Report(1, quota, want=want))[1] == 0.0
+    text, _ = say(text, "m2", 1010.1, Report(1, quota, want=want))
+    assert say(text, "m2", 1020.2, Report(2, quota, want=want))[1] == 1.0
 
 
 _NAMES = st.sampled_from(["v", "quota", "ledger", "parts", "probe", "fixed", "learned", "m1/t"])
