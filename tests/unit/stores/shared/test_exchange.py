@@ -70,6 +70,22 @@ def test_g10_two_members_never_hold_more_than_the_limit() -> None:
     assert len(place.started) == 10
 
 
+def test_g10_g25_a_member_that_leaves_frees_nothing_before_all_have_said_what_they_hold() -> None:
+    """After the state was lost, m1 runs a task and has not spoken yet, m2 wants a slot, and m3 leaves."""
+
+    def say(member: str, said: Said, *, leaves: bool = False) -> Outcome:
+        seen = Seen(1.0, member, NOBODY_GONE, unheard=("m1", "m2", "m3"))
+        return exchange(SLOTS, text, seen, Message("t", member, said, leaves=leaves))
+
+    text: str | None = None
+    shared = Settings(1, "fifo")
+    text = say("m2", Said(1, shared, wants=[Want("", 1, 1.0)])).state
+    text = say("m3", Said(1, shared)).state
+    text = say("m3", Said(2, shared), leaves=True).state
+    told = say("m2", Said(2, shared, wants=[Want("", 1, 1.0)])).reply.body
+    assert not told.grants, "m1 may hold the only slot"
+
+
 def test_g10_a_lowered_limit_drains_and_interrupts_nothing() -> None:
     place, (one, two) = world(4)
     for pool in (one, two):
