@@ -6,6 +6,7 @@ Each pool plays a process of its own. Names are unique in a process, so a pool i
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -286,6 +287,71 @@ async def test_g05_a_submit_that_is_cancelled_in_the_exchange_leaves_nothing() -
     await turns()
     assert work.began == [0]
     await pool.close()
+
+
+@scenario
+async def test_g20_a_pool_that_is_closed_while_the_store_hangs_gives_its_slot_back_when_it_answers() -> None:
+    place, work = SharedMemory(), Work()
+    one, member = make(place, max_concurrent=1)
+    _ = await one.submit(work, 1)
+    member.hold_up()
+    began = asyncio.get_running_loop().time()
+    await one.close(cancel=True)
+    assert asyncio.get_running_loop().time() - began < 3, "it does not wait for ever"
+    two, _ = make(place, max_concurrent=1)
+    second = await two.submit(work, 2)
+    assert second.status == "queued"
+    member.reconnect()
+    await turns()
+    assert second.status == "running"
+    await two.close(cancel=True)
+
+
+@scenario
+async def test_g20_a_pool_closes_while_a_message_is_under_way_that_is_never_answered() -> None:
+    place, work = SharedMemory(), Work()
+    one, member = make(place, max_concurrent=1)
+    member.hold_up()
+    _ = one.submit_nowait(work, 1)
+    await turns()
+    await asyncio.wait_for(one.close(cancel=True), 3)
+    member.reconnect()
+    two, _ = make(place, max_concurrent=1)
+    assert (await two.submit(work, 2)).status == "running"
+    await two.close(cancel=True)
+
+
+def test_g20_a_pool_is_closed_after_its_event_loop_and_gives_its_slots_back() -> None:
+    place, work, loop = SharedMemory(), Work(), asyncio.new_event_loop()
+    one, _ = make(place, max_concurrent=1)
+    loop.run_until_complete(one.submit(work, 1))
+    for task in asyncio.all_tasks(loop):
+        task.cancel()
+    loop.close()
+
+    async def second() -> None:
+        await one.close()
+        two, _ = make(place, max_concurrent=1)
+        assert (await two.submit(work, 2)).status == "running"
+        await two.close(cancel=True)
+
+    asyncio.run(second())
+
+
+def test_g20_a_store_that_is_closed_before_its_pool_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    place, work = SharedMemory(), Work()
+    work.let_go()
+
+    async def program() -> None:
+        pool, member = make(place)
+        await (await pool.submit(work, 1))
+        await asyncio.sleep(1)
+        member.close()
+        await pool.close()
+
+    asyncio.run(program())
+    gc.collect()
+    assert "never retrieved" not in caplog.text
 
 
 @scenario

@@ -12,6 +12,7 @@ import os
 import socket
 import weakref
 from collections.abc import Callable, Hashable, Mapping
+from concurrent.futures import Future
 from contextvars import Context
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -123,20 +124,28 @@ class SharedBudget:
         """Take part no longer. Waits for the store, but not for ever: a process that ends is gone all the same."""
         if self._link.is_stopped or self._executor is None:
             return
-        while self._link.is_busy and self.reachable:
-            await self.settled()
-        self.abandon()
-        future = self._link.leave(self._said(leaves=True))
-        await asyncio.wait([asyncio.wrap_future(future)], timeout=_LEAVING)
-        if not future.done():
-            future.cancel()
+        try:
+            async with asyncio.timeout(_LEAVING):
+                while self._link.is_busy and self.reachable:
+                    await self.settled()
+                left = asyncio.wrap_future(self._leave())
+                left.add_done_callback(lambda one: one.cancelled() or one.exception())  # nobody asks how it ended
+                await asyncio.wait([left])
+        except TimeoutError:
+            self.abandon()
 
     def abandon(self) -> None:
-        """Hear nothing more from the store."""
-        self._link.abandon()
+        """Take part no longer, and wait for nothing: the store is told when it answers."""
+        if self._link.is_stopped:
+            self._link.abandon()
+        else:
+            self._leave()
+
+    def _leave(self) -> Future[Any]:
         if self._keeping is not None:
             self._keeping.cancel()
             self._keeping = None
+        return self._link.leave(self._said(leaves=True))
 
     # -- sending -------------------------------------------------------------------------------------------------------
 
@@ -203,9 +212,8 @@ class SharedBudget:
         Called in any thread: nothing runs in the pool any more.
         """
         executor = self._executor
-        if executor is not None and executor.state != "closed" and not self._link.is_stopped:
+        if executor is not None and executor.state != "closed":
             self.abandon()
-            self._link.leave(self._said(leaves=True))
 
     # -- what the link asks --------------------------------------------------------------------------------------------
 
