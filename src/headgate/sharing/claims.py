@@ -152,15 +152,14 @@ IDEMPOTENCY_KEYS: Final = IdempotencyKeys()
 def exchange_key(message: Message, text: str | None, seen: Seen) -> Outcome:
     """`exchange` for a key. Raises StoreWriteFailed and StoreFormatTooNew for a text that cannot be used."""
     try:
-        outcome = exchange(IDEMPOTENCY_KEYS, text, seen, message)
+        return exchange(IDEMPOTENCY_KEYS, text, seen, message)
+    except StoreFormatTooNew as error:
+        raise StoreFormatTooNew(f"an idempotency key cannot be used: {error.message}", remedy=error.remedy) from None
     except StoreWriteFailed:
         raise StoreWriteFailed(
             "the record of an idempotency key cannot be read: it was not written by headgate, or it was damaged",
             remedy="Delete that row of the store while no pool uses it, or use another key.",
         ) from None
-    if not outcome.reply.is_usable:
-        raise StoreFormatTooNew(f"the record of an idempotency key cannot be used: {outcome.reply.trouble}")
-    return outcome
 
 
 def _answer(state: State, turn: Turn, ask: Ask) -> Answer:

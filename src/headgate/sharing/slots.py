@@ -237,7 +237,9 @@ class Slots:
         members: dict[str, _Member] = state["members"]
         own = turn.me
         if said is None:  # it has left
-            turn.wakes |= _grant(state, turn.now) | _contended(members, own) | _blocked(members)
+            turn.wakes |= _contended(members, own) | _blocked(members)
+            if not turn.unheard:
+                turn.wakes |= _grant(state, turn.now)
             return None
         member, joins = _member(state, turn, said)
         if turn.is_new and said.held:

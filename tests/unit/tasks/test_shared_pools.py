@@ -6,7 +6,9 @@ Each pool plays a process of its own. Names are unique in a process, so a pool i
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
@@ -287,6 +289,140 @@ async def test_g05_a_submit_that_is_cancelled_in_the_exchange_leaves_nothing() -
     member.reconnect()
     await turns()
     assert work.began == [0]
+    await pool.close()
+
+
+@scenario
+async def test_g20_a_pool_that_is_closed_while_the_store_hangs_gives_its_slot_back_when_it_answers() -> None:
+    place, work = SharedMemory(), Work()
+    one, member = make(place, max_concurrent=1)
+    _ = await one.submit(work, 1)
+    member.hold_up()
+    began = asyncio.get_running_loop().time()
+    await one.close(cancel=True)
+    assert asyncio.get_running_loop().time() - began < 3, "it does not wait for ever"
+    two, _ = make(place, max_concurrent=1)
+    second = await two.submit(work, 2)
+    assert second.status == "queued"
+    member.reconnect()
+    await turns()
+    assert second.status == "running"
+    await two.close(cancel=True)
+
+
+@scenario
+async def test_g20_a_pool_closes_while_a_message_is_under_way_that_is_never_answered() -> None:
+    place, work = SharedMemory(), Work()
+    one, member = make(place, max_concurrent=1)
+    member.hold_up()
+    _ = one.submit_nowait(work, 1)
+    await turns()
+    await asyncio.wait_for(one.close(cancel=True), 3)
+    member.reconnect()
+    two, _ = make(place, max_concurrent=1)
+    assert (await two.submit(work, 2)).status == "running"
+    await two.close(cancel=True)
+
+
+def test_g20_a_pool_is_closed_after_its_event_loop_and_gives_its_slots_back() -> None:
+    place, work, loop = SharedMemory(), Work(), asyncio.new_event_loop()
+    one, _ = make(place, max_concurrent=1)
+    loop.run_until_complete(one.submit(work, 1))
+    for task in asyncio.all_tasks(loop):
+        task.cancel()
+    loop.close()
+
+    async def second() -> None:
+        await one.close()
+        two, _ = make(place, max_concurrent=1)
+        assert (await two.submit(work, 2)).status == "running"
+        await two.close(cancel=True)
+
+    asyncio.run(second())
+
+
+def test_g20_a_pool_whose_loop_was_closed_after_it_was_woken_gives_its_slots_back() -> None:
+    """Between the last turn of the loop and its end nobody looks, and that must not be waited for."""
+    place, work, loop = SharedMemory(), Work(), asyncio.new_event_loop()
+    one, member = make(place, max_concurrent=1)
+    loop.run_until_complete(one.submit(work, 1))
+    member.wake(None)
+    for task in asyncio.all_tasks(loop):
+        task.cancel()
+    loop.close()
+    time.sleep(1.1)
+    member.wake(None)
+
+    async def second() -> None:
+        two, _ = make(place, max_concurrent=1)
+        assert (await two.submit(work, 2)).status == "running"
+        await two.close(cancel=True)
+
+    asyncio.run(second())
+    assert one.size() == 1, "it was never closed"
+
+
+def test_g20_a_store_that_is_closed_before_its_pool_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    place, work = SharedMemory(), Work()
+    work.let_go()
+
+    async def program() -> None:
+        pool, member = make(place)
+        await (await pool.submit(work, 1))
+        await asyncio.sleep(1)
+        member.close()
+        await pool.close()
+
+    asyncio.run(program())
+    gc.collect()
+    assert "never retrieved" not in caplog.text
+
+
+@scenario
+async def test_g02_a_pool_starts_nothing_while_a_newer_release_has_its_budget_and_goes_on_afterwards() -> None:
+    place, work = SharedMemory(), Work()
+    pool, member = make(place, max_concurrent=1)
+    for number in range(3):
+        _ = await pool.submit(work, number)
+    assert pool.snapshot().shared.alone
+    (key,) = place.texts
+    place.texts[key] = '{"v":99}'
+    member.wake(None)
+    await turns()
+    work.let_go(0)
+    await asyncio.sleep(60)
+    assert work.began == [0], "others may have the slot"
+    assert place.texts[key] == '{"v":99}'
+    del place.texts[key]
+    await asyncio.sleep(2)
+    assert work.began == [0, 1]
+    work.let_go()
+    await pool.close()
+
+
+@scenario
+async def test_g21_a_store_that_cannot_write_is_asked_once_a_second_however_often_it_says_to_look() -> None:
+    place, work = SharedMemory(), Work()
+    pool, member = make(place, max_concurrent=1)
+    _ = await pool.submit(work, 0)
+    (key,) = place.texts
+    good, place.texts[key] = place.texts[key], "garbage"
+    for _ in range(60):
+        member.wake(None)
+        await asyncio.sleep(0.4)
+    asked = 0
+    transact = member.transact
+
+    def counted(*given: Any, **options: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        return transact(*given, **options)
+
+    member.transact = counted  # type: ignore[method-assign]
+    await asyncio.sleep(10)
+    assert 8 <= asked <= 12
+    place.texts[key] = good
+    work.let_go()
     await pool.close()
 
 

@@ -12,6 +12,7 @@ import os
 import socket
 import weakref
 from collections.abc import Callable, Hashable, Mapping
+from concurrent.futures import Future
 from contextvars import Context
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from headgate.core.checks import checked_flag, checked_whole
 from headgate.core.clock import clock
 from headgate.core.fences import FENCED, Fenced
-from headgate.errors import HeadgateError, InvalidArgument
+from headgate.errors import HeadgateError, InvalidArgument, StoreFormatTooNew
 from headgate.sharing.link import CONNECT, Answer, Link
 from headgate.sharing.slots import SLOTS, Said, Settings, Told
 from headgate.sharing.states import ClockOffset, SharedState
@@ -79,8 +80,10 @@ class SharedBudget:
         self._pid = os.getpid()
         self._scheduled = self._is_due = False
         self._told_trouble = False
+        self._is_of_parent = False  # this is a forked child, and its parent has bound the pool to an event loop
         self._kept_at = 0.0  # when a slot was last kept, by the clock of the loop
         self._keeping: asyncio.TimerHandle | None = None
+        self._trying: asyncio.TimerHandle | None = None
 
     # -- joining and leaving -------------------------------------------------------------------------------------------
 
@@ -123,20 +126,28 @@ class SharedBudget:
         """Take part no longer. Waits for the store, but not for ever: a process that ends is gone all the same."""
         if self._link.is_stopped or self._executor is None:
             return
-        while self._link.is_busy and self.reachable:
-            await self.settled()
-        self.abandon()
-        future = self._link.leave(self._said(leaves=True))
-        await asyncio.wait([asyncio.wrap_future(future)], timeout=_LEAVING)
-        if not future.done():
-            future.cancel()
+        try:
+            async with asyncio.timeout(_LEAVING):
+                while self._link.is_busy and self.reachable:
+                    await self.settled()
+                left = asyncio.wrap_future(self._leave())
+                left.add_done_callback(lambda one: one.cancelled() or one.exception())  # nobody asks how it ended
+                await asyncio.wait([left])
+        except TimeoutError:
+            self.abandon()
 
     def abandon(self) -> None:
-        """Hear nothing more from the store."""
-        self._link.abandon()
+        """Take part no longer, and wait for nothing: the store is told when it answers."""
+        if self._link.is_stopped:
+            self._link.abandon()
+        else:
+            self._leave()
+
+    def _leave(self) -> Future[Any]:
         if self._keeping is not None:
             self._keeping.cancel()
             self._keeping = None
+        return self._link.leave(self._said(leaves=True))
 
     # -- sending -------------------------------------------------------------------------------------------------------
 
@@ -186,8 +197,11 @@ class SharedBudget:
         return self.share.message(clock.now(), origin, returning, counts=self._counts, blocked=blocked, leaves=leaves)
 
     def post(self, callback: Callable[..., object], *args: Any) -> bool:
-        """Call this on the loop of the pool. May be called from any thread. Returns False if there is no loop."""
-        loop = None if self._executor is None else self._executor.loop
+        """Call this on the loop of the pool. May be called from any thread. Returns False if there is no loop.
+
+        A forked child leaves the loop of its parent alone: to wake it would wake the parent.
+        """
+        loop = None if self._executor is None or self._is_of_parent else self._executor.loop
         if loop is None:
             return False
         try:
@@ -203,9 +217,8 @@ class SharedBudget:
         Called in any thread: nothing runs in the pool any more.
         """
         executor = self._executor
-        if executor is not None and executor.state != "closed" and not self._link.is_stopped:
+        if executor is not None and executor.state != "closed" and not self._is_of_parent:
             self.abandon()
-            self._link.leave(self._said(leaves=True))
 
     # -- what the link asks --------------------------------------------------------------------------------------------
 
@@ -236,9 +249,16 @@ class SharedBudget:
     def failed(self, said: Said, error: BaseException) -> None:
         """The store could not write, or was closed: nothing starts. It is tried again."""
         self._trouble(error.message if isinstance(error, HeadgateError) else type(error).__qualname__)
+        if isinstance(error, StoreFormatTooNew):  # pools of the newer release take part, and we do not hear of them
+            self.share.contended()
         executor = self._executor
-        if executor is not None and executor.loop is not None and executor.state != "closed":
-            executor.loop.call_later(_AGAIN, self._changed, context=Context())
+        loop = None if executor is None or executor.state == "closed" else executor.loop
+        if loop is not None and self._trying is None:
+            self._trying = loop.call_later(_AGAIN, self._try_again, context=Context())
+
+    def _try_again(self) -> None:
+        self._trying = None
+        self._changed()
 
     def forget(self, now: float, *, forked: bool = False) -> None:
         """Take part anew: what this pool held belongs to others, and what runs is counted by nobody."""
@@ -248,6 +268,7 @@ class SharedBudget:
         self.share.lose(running)
         if forked:
             self._pid, self._scheduled = os.getpid(), False
+            self._is_of_parent = executor is not None and executor.loop is not None
         elif executor is not None and was_member:
             if POOLS.listeners:
                 about = {"pool_id": executor.id, "pool": executor.name}
@@ -262,6 +283,7 @@ class SharedBudget:
         if why is not None:
             self.warn(why.message if isinstance(why, HeadgateError) else type(why).__qualname__)
         elif alone:
+            self.share.contended()
             self.share.end_blocks()
 
     def warn(self, what: str) -> None:

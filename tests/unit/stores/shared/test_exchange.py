@@ -17,7 +17,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from headgate.errors import StoreWriteFailed
+from headgate.errors import StoreFormatTooNew, StoreWriteFailed
 from headgate.sharing.protocol import Message, exchange, member_of
 from headgate.sharing.slots import RECENT, SLOTS, Said, Settings, Want
 from headgate.sharing.states import Outcome, Seen
@@ -68,6 +68,22 @@ def test_g10_two_members_never_hold_more_than_the_limit() -> None:
     assert len(one.running) + len(two.running) == 3
     finish_one_by_one(place)
     assert len(place.started) == 10
+
+
+def test_g10_g25_a_member_that_leaves_frees_nothing_before_all_have_said_what_they_hold() -> None:
+    """After the state was lost, m1 runs a task and has not spoken yet, m2 wants a slot, and m3 leaves."""
+
+    def say(member: str, said: Said, *, leaves: bool = False) -> Outcome:
+        seen = Seen(1.0, member, NOBODY_GONE, unheard=("m1", "m2", "m3"))
+        return exchange(SLOTS, text, seen, Message("t", member, said, leaves=leaves))
+
+    text: str | None = None
+    shared = Settings(1, "fifo")
+    text = say("m2", Said(1, shared, wants=[Want("", 1, 1.0)])).state
+    text = say("m3", Said(1, shared)).state
+    text = say("m3", Said(2, shared), leaves=True).state
+    told = say("m2", Said(2, shared, wants=[Want("", 1, 1.0)])).reply.body
+    assert not told.grants, "m1 may hold the only slot"
 
 
 def test_g10_a_lowered_limit_drains_and_interrupts_nothing() -> None:
@@ -601,9 +617,8 @@ def test_g24_a_text_that_is_not_ours_is_a_clear_error() -> None:
     ):
         with pytest.raises(StoreWriteFailed, match="cannot be read"):
             exchange(SLOTS, text, Seen(1.0, "m1", NOBODY_GONE), message)
-    newer = exchange(SLOTS, '{"v":99}', Seen(1.0, "m1", NOBODY_GONE), message)
-    assert (newer.state, newer.reply.is_usable) == (None, False)
-    assert "99" in newer.reply.trouble
+    with pytest.raises(StoreFormatTooNew, match="99"):
+        exchange(SLOTS, '{"v":99}', Seen(1.0, "m1", NOBODY_GONE), message)
 
 
 def test_g24_nothing_but_counts_ids_and_tenants_is_in_the_state() -> None:
