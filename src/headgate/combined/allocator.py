@@ -41,7 +41,9 @@ class TaskAllocator:
         self._others: Affinity = ("others", id(self))  # stands for the affinities that have no class of their own
         if resources is not None:
             self.options = ("tags", "exclude", "affinity", "max_attempts")
-            self.resources = Allocator(resources, self._came_free, self._lost_one, self._is_full, self.loop)
+            self.resources = Allocator(
+                resources, self._came_free, self._lost_one, self._is_full, self._asks_for_slots, self.loop
+            )
 
     def on_change(self, changes: Changes) -> None:
         """Tell this executor, from now on, when a resource comes free or is gone."""
@@ -124,6 +126,11 @@ class TaskAllocator:
         if use is not None and self.resources is not None:
             self.resources.returned(use)
 
+    def idle(self) -> None:
+        """Give back resources that wait for a task with a slot: there is none."""
+        if self.resources is not None:
+            self.resources.give_back()
+
     def leave(self, requirement: Hashable) -> bool:
         """Stop waiting for resources of this requirement, so that others get them."""
         if self.resources is not None:
@@ -145,6 +152,9 @@ class TaskAllocator:
     def _lost_one(self) -> None:
         if self._changes is not None:
             self._changes.fail_impossible()
+
+    def _asks_for_slots(self) -> bool:
+        return self._changes is not None and self._changes.is_shared
 
     def _is_full(self) -> bool:
         return not self.ending and self._changes is not None and not self._changes.has_free_slot()

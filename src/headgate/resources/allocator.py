@@ -45,25 +45,28 @@ class Allocator:
         ready: Callable[[list[Requirement], Resource[Any] | None], None],
         less: Callable[[], None],
         full: Callable[[], bool],
+        asks: Callable[[], bool],
         loop: Callable[[], asyncio.AbstractEventLoop | None],
     ) -> None:
-        """Four callbacks connect it with the TaskPool.
+        """Five callbacks connect it with the TaskPool.
 
         `ready` is called with requirements that have no place in the wait queue any more, and with the resource that
         came free for them. That is None when nothing can come, or when `full` said that no slot is free to use it.
-        `less` is called when the pool has one resource less. `loop` gives the event loop of the TaskPool.
+        `less` is called when the pool has one resource less. `asks` tells whether the TaskPool asks other processes for
+        slots. `loop` gives the event loop of the TaskPool.
         """
         self.pool: ResourcePool[Any] = pool
         self.engine: Engine[Any] = engine_of(pool)
         self._ready = ready
         self._less = less
         self.full: Callable[[], bool] = full
+        self._asks = asks
         self._loop_of_pool = loop
         # What can be served some day: found so, and no resource has gone since.
         self._hopeful: set[tuple[Requirement, float]] = set()
         self.engine.followers.append(self)
         self._places: dict[Requirement, _Place] = {}
-        self._granted: Use | None = None  # for the first task that can use it
+        self._granted: dict[Use, None] = {}  # each for the first task that can use it
         self._plan = replace(self.engine.plan, waits="for capacity")
 
     # -- taking --------------------------------------------------------------------------------------------------------
@@ -76,11 +79,11 @@ class Allocator:
         With `wait`, `ready` is then called on the loop of the pool when one comes free. `call` knows what was tried
         before. `cost` is what the task takes of a quota. Raises PoolExhausted when none can ever come.
         """
-        granted = self._granted
-        if granted is not None and self._suits(granted.member, requirement, affinity) and self._reprice(granted, cost):
-            self._granted = None
-            granted.affinity = affinity
-            return granted
+        for granted in self._granted:
+            if self._suits(granted.member, requirement, affinity) and self._reprice(granted, cost):
+                del self._granted[granted]
+                granted.affinity = affinity
+                return granted
         engine, rotation = self.engine, self.engine.rotation
         if call is None and affinity is None:  # most tasks: as short as in `run` (benchmarks/combined.py)
             try:
@@ -174,13 +177,28 @@ class Allocator:
             one.rest()
             del self._places[one.ticket.requirement]
         self.engine.watch()
-        self._granted = use
+        if use is not None:
+            self._granted[use] = None
         try:
             self._ready([one.ticket.requirement for one in out], None if use is None else use.member.resource)
         finally:
-            unused, self._granted = self._granted, None
-            if unused is not None:
-                self.returned(unused)
+            loop = self._loop_of_pool()
+            if use in self._granted and loop is not None and self._asks():
+                # Given back at once, it would go to another process that has to ask for a slot too, and so on.
+                loop.call_later(_ASKING, self._not_taken, use, context=Context())
+            elif use is not None:
+                self._not_taken(use)
+
+    def give_back(self) -> None:
+        """Give back everything that no task has taken."""
+        for use in list(self._granted):
+            self._not_taken(use)
+
+    def _not_taken(self, use: Use) -> None:
+        """Give back what no task has taken."""
+        if use in self._granted:
+            del self._granted[use]
+            self.returned(use)
 
     def changed(self) -> None:
         """Note that a resource was removed or disabled. From any thread."""
@@ -343,6 +361,8 @@ class Allocator:
 
 
 _MOST_HOPEFUL = 1024
+_ASKING = 0.1
+"""Seconds for which a resource that was granted waits for the slot of a task, if other processes have to be asked."""
 _NOBODY: tuple[frozenset[str], ...] = (frozenset(),)
 
 

@@ -157,9 +157,11 @@ class Executor:
             return
         scheduler.queue.idle()
         self.timers.clear()
-        if scheduler.unserved and self.allocator is not None:
-            left = [requirement for requirement in scheduler.unserved if self.allocator.leave(requirement)]
-            self.shortages.end(scheduler.unserved, left, clock.wall())
+        if self.allocator is not None:
+            self.allocator.idle()
+            if scheduler.unserved:
+                left = [requirement for requirement in scheduler.unserved if self.allocator.leave(requirement)]
+                self.shortages.end(scheduler.unserved, left, clock.wall())
         if self._listener is not None:
             self._listener.idle()
 
@@ -216,6 +218,11 @@ class Executor:
     def has_free_slot(self) -> bool:
         """Could a task start if it got what it needs?"""
         return not self.scheduler.slots.exhausted
+
+    @property
+    def is_shared(self) -> bool:
+        """Are other processes asked before a task gets a slot?"""
+        return self.scheduler.is_shared
 
     def keeps_apart(self, requirement: Hashable) -> bool:
         """Whether tasks may be given this requirement that had another: not many are kept apart."""

@@ -87,6 +87,11 @@ class Changes(Protocol):
         """Could a task start if it got what it needs?"""
         ...
 
+    @property
+    def is_shared(self) -> bool:
+        """Are other processes asked before a task gets a slot?"""
+        ...
+
     def keeps_apart(self, requirement: Hashable) -> bool:
         """Whether tasks may be given this requirement that had another: not many are kept apart."""
         ...
@@ -129,6 +134,9 @@ class Allocator(Protocol):
 
     def release(self, permit: Any) -> None:
         """Take back a permit with which nothing was run."""
+
+    def idle(self) -> None:
+        """Nothing is queued and nothing runs: give back what no task has."""
 
     def leave(self, requirement: Hashable) -> bool:
         """Nothing of this requirement is needed any more. Returns True if nobody waits for it from now on."""

@@ -40,6 +40,9 @@ class RunnerAllocator:
         """Give the runner its permit back."""
         self._runner.release(permit)
 
+    def idle(self) -> None:
+        """Do nothing: a runner is asked for each task."""
+
     def leave(self, requirement: Hashable) -> bool:
         """A runner always calls back."""
         return False
