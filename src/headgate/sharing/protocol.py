@@ -6,8 +6,9 @@ participants that are gone, hands it the message, and writes what it has become.
 names all that its sender holds, or has a number. Nothing but ids and numbers is in a state: no value of a resource, no
 argument, no reason, which may contain one.
 
-A text that cannot be read is replaced by a new state, and the reply says so, unless the kind forbids it: then messages
-fail. One that a newer release wrote is left alone, and whoever asks is told not to take part.
+A text that cannot be read is replaced by a new state, and the reply says so. One that a newer release wrote is left
+alone, and whoever asks is told not to take part. A kind may forbid that a text is replaced: then messages fail in
+both cases, until somebody has deleted it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import math
 from collections.abc import Collection, Iterable
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
-from headgate.errors import StoreWriteFailed
+from headgate.errors import StoreFormatTooNew, StoreWriteFailed
 from headgate.sharing.states import Outcome, Seen
 
 S = TypeVar("S")
@@ -128,6 +129,9 @@ def exchange(kind: Kind[S], text: str | None, seen: Seen, message: Message) -> O
     try:
         state = _read(kind, text, message)
     except TooNew as error:
+        if not kind.is_replaceable:
+            remedy = "Update headgate here, or use another store."
+            raise StoreFormatTooNew(f"a shared state cannot be used: {error}", remedy=remedy) from None
         return Outcome(None, Reply(seen.now, seen.member, trouble=str(error), is_usable=False))
     except _FOUND_DAMAGED as error:
         if not kind.is_replaceable:

@@ -355,6 +355,28 @@ def test_g20_a_store_that_is_closed_before_its_pool_is_no_error(caplog: pytest.L
 
 
 @scenario
+async def test_g02_a_pool_starts_nothing_while_a_newer_release_has_its_budget_and_goes_on_afterwards() -> None:
+    place, work = SharedMemory(), Work()
+    pool, member = make(place, max_concurrent=1)
+    for number in range(3):
+        _ = await pool.submit(work, number)
+    assert pool.snapshot().shared.alone
+    (key,) = place.texts
+    place.texts[key] = '{"v":99}'
+    member.wake(None)
+    await turns()
+    work.let_go(0)
+    await asyncio.sleep(60)
+    assert work.began == [0], "others may have the slot"
+    assert place.texts[key] == '{"v":99}'
+    del place.texts[key]
+    await asyncio.sleep(2)
+    assert work.began == [0, 1]
+    work.let_go()
+    await pool.close()
+
+
+@scenario
 async def test_g12_backpressure_counts_this_process_or_all() -> None:
     place, work = SharedMemory(), Work()
     own, shared = backpressure_queue(3, "fail_submitter"), backpressure_queue(3, "fail_submitter", shared=True)

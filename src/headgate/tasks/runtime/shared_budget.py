@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from headgate.core.checks import checked_flag, checked_whole
 from headgate.core.clock import clock
 from headgate.core.fences import FENCED, Fenced
-from headgate.errors import HeadgateError, InvalidArgument
+from headgate.errors import HeadgateError, InvalidArgument, StoreFormatTooNew
 from headgate.sharing.link import CONNECT, Answer, Link
 from headgate.sharing.slots import SLOTS, Said, Settings, Told
 from headgate.sharing.states import ClockOffset, SharedState
@@ -244,6 +244,8 @@ class SharedBudget:
     def failed(self, said: Said, error: BaseException) -> None:
         """The store could not write, or was closed: nothing starts. It is tried again."""
         self._trouble(error.message if isinstance(error, HeadgateError) else type(error).__qualname__)
+        if isinstance(error, StoreFormatTooNew):  # pools of the newer release take part, and we do not hear of them
+            self.share.contended()
         executor = self._executor
         if executor is not None and executor.loop is not None and executor.state != "closed":
             executor.loop.call_later(_AGAIN, self._changed, context=Context())

@@ -17,7 +17,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from headgate.errors import StoreWriteFailed
+from headgate.errors import StoreFormatTooNew, StoreWriteFailed
 from headgate.sharing.protocol import Message, exchange, member_of
 from headgate.sharing.slots import RECENT, SLOTS, Said, Settings, Want
 from headgate.sharing.states import Outcome, Seen
@@ -617,9 +617,8 @@ def test_g24_a_text_that_is_not_ours_is_a_clear_error() -> None:
     ):
         with pytest.raises(StoreWriteFailed, match="cannot be read"):
             exchange(SLOTS, text, Seen(1.0, "m1", NOBODY_GONE), message)
-    newer = exchange(SLOTS, '{"v":99}', Seen(1.0, "m1", NOBODY_GONE), message)
-    assert (newer.state, newer.reply.is_usable) == (None, False)
-    assert "99" in newer.reply.trouble
+    with pytest.raises(StoreFormatTooNew, match="99"):
+        exchange(SLOTS, '{"v":99}', Seen(1.0, "m1", NOBODY_GONE), message)
 
 
 def test_g24_nothing_but_counts_ids_and_tenants_is_in_the_state() -> None:
