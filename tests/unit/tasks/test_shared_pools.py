@@ -377,6 +377,32 @@ async def test_g02_a_pool_starts_nothing_while_a_newer_release_has_its_budget_an
 
 
 @scenario
+async def test_g21_a_store_that_cannot_write_is_asked_once_a_second_however_often_it_says_to_look() -> None:
+    place, work = SharedMemory(), Work()
+    pool, member = make(place, max_concurrent=1)
+    _ = await pool.submit(work, 0)
+    (key,) = place.texts
+    good, place.texts[key] = place.texts[key], "garbage"
+    for _ in range(60):
+        member.wake(None)
+        await asyncio.sleep(0.4)
+    asked = 0
+    transact = member.transact
+
+    def counted(*given: Any, **options: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        return transact(*given, **options)
+
+    member.transact = counted  # type: ignore[method-assign]
+    await asyncio.sleep(10)
+    assert 8 <= asked <= 12
+    place.texts[key] = good
+    work.let_go()
+    await pool.close()
+
+
+@scenario
 async def test_g12_backpressure_counts_this_process_or_all() -> None:
     place, work = SharedMemory(), Work()
     own, shared = backpressure_queue(3, "fail_submitter"), backpressure_queue(3, "fail_submitter", shared=True)

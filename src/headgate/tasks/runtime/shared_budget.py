@@ -82,6 +82,7 @@ class SharedBudget:
         self._told_trouble = False
         self._kept_at = 0.0  # when a slot was last kept, by the clock of the loop
         self._keeping: asyncio.TimerHandle | None = None
+        self._trying: asyncio.TimerHandle | None = None
 
     # -- joining and leaving -------------------------------------------------------------------------------------------
 
@@ -247,8 +248,13 @@ class SharedBudget:
         if isinstance(error, StoreFormatTooNew):  # pools of the newer release take part, and we do not hear of them
             self.share.contended()
         executor = self._executor
-        if executor is not None and executor.loop is not None and executor.state != "closed":
-            executor.loop.call_later(_AGAIN, self._changed, context=Context())
+        loop = None if executor is None or executor.state == "closed" else executor.loop
+        if loop is not None and self._trying is None:
+            self._trying = loop.call_later(_AGAIN, self._try_again, context=Context())
+
+    def _try_again(self) -> None:
+        self._trying = None
+        self._changed()
 
     def forget(self, now: float, *, forked: bool = False) -> None:
         """Take part anew: what this pool held belongs to others, and what runs is counted by nobody."""
