@@ -11,6 +11,7 @@ gone, the listener notices at its next call, and says that the pool has left.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import weakref
@@ -27,6 +28,9 @@ from headgate.sharing.states import ClockOffset, SharedState, Step, timed
 
 CONNECT: Final = 10.0
 """Seconds that the constructor of a pool waits for its store."""
+
+_ONCE: Final = 1.0
+"""Seconds for which a sharer that was told to look, and has not looked yet, is not told again."""
 
 Then: TypeAlias = Callable[[BaseException | None], object]
 """Called when a message was answered, or with the reason why it was not."""
@@ -121,7 +125,7 @@ class Link:
         """Was the lease lost, and the sharer does not know yet? Set in the thread of the store."""
         self._leases_lost = 0
         self._unreachable = False
-        self._wakes = False  # the sharer is to be told to look
+        self._woken_at = -math.inf  # when the sharer was told to look, if it has not looked since
         self.is_stopped: bool = False
         """Is nothing shared any more?"""
         self._warned: set[str] = set()
@@ -249,14 +253,15 @@ class Link:
         return None
 
     def woken(self) -> None:
-        """Look again. Several times before the sharer has looked are once."""
-        if not self._wakes:
-            self._wakes = True
+        """Look again. Several times within a second, before the sharer has looked, are once."""
+        now = clock.now()
+        if now >= self._woken_at + _ONCE:  # the place where the sharer lives may be gone since
+            self._woken_at = now
             if not self._post(self._woken):
-                self._wakes = False
+                self._woken_at = -math.inf
 
     def _woken(self) -> None:
-        self._wakes = False
+        self._woken_at = -math.inf
         self.send(looks=True)
 
     def lease_lost(self) -> None:
@@ -295,7 +300,8 @@ class Link:
         """Take part as a process of its own: what was granted is the parent's."""
         if self._given_lock is None:
             self._lock = threading.RLock()
-        self._busy = self._is_behind = self._wakes = self.is_revoked = False
+        self._busy = self._is_behind = self.is_revoked = False
+        self._woken_at = -math.inf
         self._thens.clear()
         self._leases_lost += 1
         self._member = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -336,6 +337,27 @@ def test_g20_a_pool_is_closed_after_its_event_loop_and_gives_its_slots_back() ->
         await two.close(cancel=True)
 
     asyncio.run(second())
+
+
+def test_g20_a_pool_whose_loop_was_closed_after_it_was_woken_gives_its_slots_back() -> None:
+    """Between the last turn of the loop and its end nobody looks, and that must not be waited for."""
+    place, work, loop = SharedMemory(), Work(), asyncio.new_event_loop()
+    one, member = make(place, max_concurrent=1)
+    loop.run_until_complete(one.submit(work, 1))
+    member.wake(None)
+    for task in asyncio.all_tasks(loop):
+        task.cancel()
+    loop.close()
+    time.sleep(1.1)
+    member.wake(None)
+
+    async def second() -> None:
+        two, _ = make(place, max_concurrent=1)
+        assert (await two.submit(work, 2)).status == "running"
+        await two.close(cancel=True)
+
+    asyncio.run(second())
+    assert one.size() == 1, "it was never closed"
 
 
 def test_g20_a_store_that_is_closed_before_its_pool_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
