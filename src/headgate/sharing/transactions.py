@@ -279,7 +279,7 @@ class Transactions:
     def deadline(self) -> float:
         """Until when the lease stands for certain; minus infinity while there is none."""
         backend = self._backend
-        return -math.inf if backend is None else backend.deadline
+        return -math.inf if backend is None or self.is_closed else backend.deadline
 
     def transact(self, key: str, step: Step, *, durable: bool = False) -> Future[Any]:
         """Queue a step."""
@@ -424,6 +424,7 @@ class Transactions:
             for future in list(self._waiting):  # posted, and not begun
                 if not future.done():
                     future.set_exception(self._closed())
+            self.listeners.wake(None)  # whoever is alone would not ask, and goes on with what it holds no more
 
     async def _main(self) -> None:
         self._host = host = Host(self.listeners)

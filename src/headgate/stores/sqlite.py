@@ -57,8 +57,8 @@ class SqliteStore(SharedStore):
 
     @property
     def deadline(self) -> float:
-        """Infinite: a member lives exactly as long as its process."""
-        return math.inf
+        """Infinite until the store is closed: a member lives exactly as long as its process."""
+        return -math.inf if self.is_closed else math.inf
 
     def share_lock(self, locks: KeptLocks) -> None:
         """Count this process as alive until the workers of a pool have ended too: `store.share_lock(pool.kept_locks)`.

@@ -198,3 +198,21 @@ def test_g23_a_pool_whose_loop_was_closed_around_it_holds_nothing(tmp_path: Path
     asyncio.run(goes_on())
     mine.close()
     other.close()
+
+
+def test_g20_a_pool_that_is_alone_starts_nothing_after_its_store_was_closed(tmp_path: Path) -> None:
+    async def main() -> None:
+        work, options = Work(), {"max_concurrent": 1, "scope": "tenant", "scope_id": "acme"}
+        with SqliteStore(tmp_path / "shared.db") as closed:
+            pool = TaskPool("closed", store=closed, **options)  # type: ignore[arg-type]
+            unregister(pool)
+            first, second = [await pool.submit(work, number) for number in (1, 2)]
+            assert pool.snapshot().shared.alone, "it uses its slot again without asking"
+        work.let_go()
+        await first
+        await asyncio.sleep(0.1)
+        assert (second.status, work.began) == ("queued", [1]), "its slot is free for others"
+        assert not pool.snapshot().shared.reachable, "it has heard of it"
+        await pool.close(cancel=True)
+
+    asyncio.run(main())

@@ -278,6 +278,7 @@ class SharedBudget:
         if why is not None:
             self.warn(why.message if isinstance(why, HeadgateError) else type(why).__qualname__)
         elif alone:
+            self.share.contended()
             self.share.end_blocks()
 
     def warn(self, what: str) -> None:
