@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -216,3 +218,24 @@ def test_g20_a_pool_that_is_alone_starts_nothing_after_its_store_was_closed(tmp_
         await pool.close(cancel=True)
 
     asyncio.run(main())
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_g06_a_forked_child_wakes_no_event_loop_of_its_parent(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"scope": "tenant", "max_concurrent": 1}
+    with SqliteStore(tmp_path / "shared.db", heartbeat=0.05) as store:
+        bound = TaskPool("bound", scope_id="a", store=store, **options)
+        free = TaskPool("free", scope_id="b", store=store, **options)
+        loop = asyncio.new_event_loop()
+        loop.run_until_complete(bound.submit(asyncio.sleep, 0))
+        pid = os.fork()
+        if pid == 0:
+            planned = len(loop._ready)  # type: ignore[attr-defined]
+            free.resize(2)  # from now on the store has a thread here too, which tells all pools to look
+            time.sleep(0.5)
+            os._exit(len(loop._ready) - planned)  # type: ignore[attr-defined]
+        _, status = os.waitpid(pid, 0)
+        loop.run_until_complete(bound.close())
+        loop.run_until_complete(free.close())
+        loop.close()
+    assert os.waitstatus_to_exitcode(status) == 0

@@ -80,6 +80,7 @@ class SharedBudget:
         self._pid = os.getpid()
         self._scheduled = self._is_due = False
         self._told_trouble = False
+        self._is_of_parent = False  # this is a forked child, and its parent has bound the pool to an event loop
         self._kept_at = 0.0  # when a slot was last kept, by the clock of the loop
         self._keeping: asyncio.TimerHandle | None = None
         self._trying: asyncio.TimerHandle | None = None
@@ -196,8 +197,11 @@ class SharedBudget:
         return self.share.message(clock.now(), origin, returning, counts=self._counts, blocked=blocked, leaves=leaves)
 
     def post(self, callback: Callable[..., object], *args: Any) -> bool:
-        """Call this on the loop of the pool. May be called from any thread. Returns False if there is no loop."""
-        loop = None if self._executor is None else self._executor.loop
+        """Call this on the loop of the pool. May be called from any thread. Returns False if there is no loop.
+
+        A forked child leaves the loop of its parent alone: to wake it would wake the parent.
+        """
+        loop = None if self._executor is None or self._is_of_parent else self._executor.loop
         if loop is None:
             return False
         try:
@@ -213,7 +217,7 @@ class SharedBudget:
         Called in any thread: nothing runs in the pool any more.
         """
         executor = self._executor
-        if executor is not None and executor.state != "closed":
+        if executor is not None and executor.state != "closed" and not self._is_of_parent:
             self.abandon()
 
     # -- what the link asks --------------------------------------------------------------------------------------------
@@ -264,6 +268,7 @@ class SharedBudget:
         self.share.lose(running)
         if forked:
             self._pid, self._scheduled = os.getpid(), False
+            self._is_of_parent = executor is not None and executor.loop is not None
         elif executor is not None and was_member:
             if POOLS.listeners:
                 about = {"pool_id": executor.id, "pool": executor.name}
