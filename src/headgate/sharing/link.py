@@ -214,16 +214,18 @@ class Link:
         """Take the answer to a message. `lost`: how many leases had been lost when it was sent."""
         sharer = self._sharer()
         error: BaseException | None = None
-        if sharer is not None and not self.is_stopped:
-            try:
-                reply, offset = future.result()
-            except (Exception, CancelledError) as failure:
-                error = failure
-                self._failed(sharer, said, failure)
-            else:
-                error = self._take(sharer, said, lost, reply, offset)
-        for then in thens:
-            then(error)
+        try:
+            if sharer is not None and not self.is_stopped:
+                try:
+                    reply, offset = future.result()
+                except (Exception, CancelledError) as failure:
+                    error = failure
+                    self._failed(sharer, said, failure)
+                else:
+                    error = self._take(sharer, said, lost, reply, offset)
+        finally:  # also if what a sharer does with the answer raises: whoever waits would wait for ever
+            for then in thens:
+                then(error)
 
     def _take(
         self, sharer: Sharer, said: Any, lost: int, reply: Reply, offset: ClockOffset

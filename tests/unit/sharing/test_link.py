@@ -141,6 +141,18 @@ def test_g21_whoever_waits_for_an_answer_is_told_why_there_is_none(store: Slow) 
     assert [type(error).__name__ for error in came] == ["StoreWriteFailed", "LeaseLost", "PoolClosed"]
 
 
+def test_g21_whoever_waits_for_an_answer_is_told_although_taking_it_raised(store: Slow) -> None:
+    class Broken(Wallet):
+        def carry_out(self) -> None:
+            raise ArithmeticError("a defect")
+
+    one, came = Broken(store), list[BaseException | None]()
+    one.link.start(came.append)
+    store.answer()
+    assert came == [None]
+    assert not one.link.is_busy
+
+
 def test_g06_a_link_that_is_abandoned_takes_no_answer(store: Slow) -> None:
     one = Wallet(store)
     one.link.start()
