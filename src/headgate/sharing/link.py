@@ -22,7 +22,7 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from headgate.core.clock import clock
 from headgate.core.redaction import redact
-from headgate.errors import PoolClosed, StoreFormatTooNew, StoreUnreachable
+from headgate.errors import PoolClosed, StoreFormatTooNew, StoreUnreachable, StoreWriteFailed
 from headgate.sharing.protocol import Kind, Message, Reply, exchange
 from headgate.sharing.states import ClockOffset, SharedState, Step, timed
 
@@ -30,6 +30,7 @@ CONNECT: Final = 10.0
 """Seconds that the constructor of a pool waits for its store."""
 
 _ONCE: Final = 1.0
+"""Seconds for which a sharer that was told to look, and has not looked yet, is not told again."""
 
 Then: TypeAlias = Callable[[BaseException | None], object]
 """Called when a message was answered, or with the reason why it was not."""
@@ -127,6 +128,8 @@ class Link:
         self._woken_at = -math.inf  # when the sharer was told to look, if it has not looked since
         self.is_stopped: bool = False
         """Is nothing shared any more?"""
+        self.has_left: bool = False
+        """Was `leave` called?"""
         self._warned: set[str] = set()
         self._stop_listening = _nothing
         _living.add(self)
@@ -197,9 +200,15 @@ class Link:
             return future
 
     def leave(self, body: Any = None) -> Future[tuple[Reply, ClockOffset]]:
-        """Take part no longer, after a last message. Returns what is done when it was answered."""
-        self.abandon()
-        return self._transact(Message(self._token, self._member, body, leaves=True))
+        """Take part no longer, after a last message. Returns what is done when it was answered.
+
+        If the store cannot write that, it is said again whenever the store says to look.
+        """
+        with self._lock:
+            self.is_stopped = self.has_left = True
+        future = self._transact(Message(self._token, self._member, body, leaves=True))
+        future.add_done_callback(partial(_left, self._stop_listening))
+        return future
 
     def abandon(self) -> None:
         """Say and hear nothing more."""
@@ -360,7 +369,7 @@ class _Listener:
 
     def woken(self) -> None:
         link = self._link()
-        if link is not None:
+        if link is not None and not link.has_left:
             link.woken()
         else:
             self._leave()
@@ -376,12 +385,15 @@ class _Listener:
             link.unreachable(error)
 
     def _leave(self) -> None:
-        stop, self.stop = self.stop, _nothing
-        if stop is not _nothing:
-            stop()
-            store = self._store()
-            if store is not None:
-                store.transact(self._key, self._leaving)
+        store = self._store()
+        if store is not None:
+            store.transact(self._key, self._leaving).add_done_callback(partial(_left, self.stop))
+
+
+def _left(stop: Callable[[], None], future: Future[Any]) -> None:
+    """Hear nothing more, unless the store could not write that the pool has left."""
+    if future.cancelled() or not isinstance(future.exception(), StoreWriteFailed):
+        stop()
 
 
 def _nothing() -> None:

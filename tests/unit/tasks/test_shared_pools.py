@@ -311,6 +311,21 @@ async def test_g20_a_pool_that_is_closed_while_the_store_hangs_gives_its_slot_ba
 
 
 @scenario
+async def test_g20_a_pool_that_is_closed_while_the_store_cannot_write_gives_its_slot_back_afterwards() -> None:
+    place, work = SharedMemory(), Work()
+    one, member = make(place, max_concurrent=1)
+    _ = await one.submit(work, 1)
+    (key,) = place.texts
+    good, place.texts[key] = place.texts[key], "garbage"
+    await one.close(cancel=True)
+    place.texts[key] = good
+    member.wake(None)
+    two, _ = make(place, max_concurrent=1)
+    assert (await two.submit(work, 2)).status == "running"
+    await two.close(cancel=True)
+
+
+@scenario
 async def test_g20_a_pool_closes_while_a_message_is_under_way_that_is_never_answered() -> None:
     place, work = SharedMemory(), Work()
     one, member = make(place, max_concurrent=1)

@@ -138,10 +138,10 @@ class SharedBudget:
 
     def abandon(self) -> None:
         """Take part no longer, and wait for nothing: the store is told when it answers."""
-        if self._link.is_stopped:
-            self._link.abandon()
-        else:
+        if not self._link.is_stopped:
             self._leave()
+        elif not self._link.has_left:
+            self._link.abandon()
 
     def _leave(self) -> Future[Any]:
         if self._keeping is not None:
