@@ -10,8 +10,8 @@ import pytest
 
 from headgate import Quota, Resource, ResourcePool, TaskPool, fair_round_robin
 from headgate.sharing.memory import SharedMemory
-from headgate.tasks.names import unregister
 from headgate.testing import run, settle
+from tests.unit.tasks.test_shared_pools import make
 
 PROCESSES = 4
 
@@ -41,9 +41,7 @@ def shared_by_all(slots: int, key: dict[str, Any]) -> list[tuple[TaskPool, Resou
     for _ in range(PROCESSES):
         store: Any = Latency(place.member())
         keys = ResourcePool([Resource("key", "secret", **key)], name="keys", store=store)
-        options: dict[str, Any] = {"scope": "org", "scope_id": "us", "store": store, "max_concurrent": slots}
-        pool = TaskPool("shared", resources=keys, queue=fair_round_robin("tenant"), **options)
-        unregister(pool)  # each of them plays a process
+        pool, _ = make(place, store=store, max_concurrent=slots, resources=keys, queue=fair_round_robin("tenant"))
         store.is_slow = True
         made.append((pool, keys))
     return made

@@ -43,8 +43,8 @@ Made = tuple[TaskPool, MemoryState]
 def make(place: SharedMemory, **options: Any) -> Made:
     """A pool of its own "process"."""
     member = place.member()
-    settings = {"max_concurrent": 2, "scope": "tenant", "scope_id": "acme", **options}
-    pool = TaskPool("shared", store=member, **settings)
+    settings = {"max_concurrent": 2, "scope": "tenant", "scope_id": "acme", "store": member, **options}
+    pool = TaskPool("shared", **settings)
     unregister(pool)
     return pool, member
 
