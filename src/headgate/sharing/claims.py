@@ -92,11 +92,11 @@ class State:
 class IdempotencyKeys:
     """The kind of the shared state of a key. Implements `sharing.protocol.Kind`."""
 
-    format: Final = 1
+    format: int = 1
     """Raised when an older release could misread a state."""
-    is_replaceable: Final = False
+    is_replaceable: bool = False
     """Work that has run would run again."""
-    is_plain: Final = False
+    is_plain: bool = False
 
     def begin(self, body: Ask | Ended | None) -> State:
         """The key is free."""
