@@ -433,7 +433,7 @@ class WorkerStartFailed(HeadgateError):
     """Workers end before they are ready."""
 
     code = "HEADGATE-WRK-002"
-    remedy = "Mend the cause named above."
+    remedy = "Fix the cause named above."
 
 
 class RpcError(HeadgateError):

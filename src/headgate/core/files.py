@@ -146,7 +146,7 @@ def write_failed(path: object, cause: Exception) -> StoreWriteFailed:
     """Make the error for a file that could not be written."""
     text, number = (cause.strerror, cause.errno) if isinstance(cause, OSError) else (None, None)
     is_full = number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    remedy = None if is_full else "Mend the cause named above, or use another path."
+    remedy = None if is_full else "Check the permissions and the disk, or use another path."
     error = StoreWriteFailed(f"{path} could not be written: {text or cause}", remedy=remedy)
     error.__cause__ = cause
     return error

@@ -96,7 +96,8 @@ def _log_pool(event: Any) -> None:
         log.warning("%s: %d events are not in the audit file %s", event.pool, event.count, event.path)
     elif event.name == "pool_settings_differ":
         log.warning(
-            "%s: the processes that share this budget have %s, this pool was made with %s; theirs stand",
+            "%s: the processes that share this budget have %s, this pool was made with %s; theirs count. "
+            "`pool.resize(n)` changes max_concurrent for all",
             event.pool,
             _differences(event.shared, event.own),
             _differences(event.own, event.shared),

@@ -186,7 +186,10 @@ class SharedQuota:
         for asker in woken:
             asker.wake()
         if others is not None and others.quota != self.account.quota:
-            self._link.warn(f"other processes share {others.quota!r}, which counts instead of {self.account.quota!r}")
+            self._link.warn(
+                f"other processes share {others.quota!r}, and this one has {self.account.quota!r}: theirs counts. "
+                "Give all processes the same quota"
+            )
 
     def _changed(self) -> None:
         rotation = next((member.rotation for member in self.account.members), self._rotation())

@@ -79,4 +79,9 @@ def _path(path: object) -> Path:
     text = os.fsdecode(path)
     if not text or "\0" in text:
         raise InvalidArgument("path must not be empty, and must have no NUL character in it")
+    if text == ":memory:":
+        raise InvalidArgument(
+            "path is ':memory:', and no other process could see what is there",
+            remedy="Pass the path of a file such as 'shared.db', or leave store= out if nothing is to be shared.",
+        )
     return Path(os.path.expanduser(text)).absolute()

@@ -324,7 +324,7 @@ def test_g04_processes_that_disagree_are_warned_and_a_resize_is_known_to_all(wor
     assert one.stderr() == ""
     warning = two.stderr()
     assert "the processes that share this budget have max_concurrent=2, queue='fifo'" in warning
-    assert "this pool was made with max_concurrent=5, queue='lifo'; theirs stand" in warning
+    assert "this pool was made with max_concurrent=5, queue='lifo'; theirs count" in warning
     assert warning.count("WARNING") == len(warning.splitlines()) == 1
     for number in range(6):
         two("submit", name=f"two-{number}")

@@ -118,7 +118,7 @@ def _from_server(error: Exception, address: Address) -> Trouble:
     if code.startswith("53"):
         remedy = "Make room on the disk of the server, then try again."
         return Trouble(Verdict.FAILED, StoreWriteFailed(f"{address.shown} cannot write: {text}", remedy=remedy))
-    return Trouble(Verdict.FAILED, StoreWriteFailed(f"{address.shown}: {text}", remedy="Mend the cause named above."))
+    return Trouble(Verdict.FAILED, StoreWriteFailed(f"{address.shown}: {text}", remedy="Fix the cause named above."))
 
 
 def _rights(address: Address, text: str) -> StoreWriteFailed:

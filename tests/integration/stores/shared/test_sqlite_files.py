@@ -96,6 +96,8 @@ def test_g02_wrong_arguments_are_refused(path: Path) -> None:
         SqliteStore(3)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="empty"):
         SqliteStore("")
+    with pytest.raises(InvalidArgument, match="no other process"):
+        SqliteStore(":memory:")
     with pytest.raises((InvalidArgument, InvalidType), match="heartbeat"):
         SqliteStore(path, heartbeat=0)
     with pytest.raises(InvalidArgument, match="codec must be 'json'"):
