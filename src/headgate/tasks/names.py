@@ -37,8 +37,8 @@ def register(pool: TaskPool) -> None:
                 raise DuplicatePool(
                     f"a live pool has the name {pool.name!r}",
                     remedy=f"Use it: `headgate.pool_get({pool.name!r})`. Or close it first: "
-                    f"`await headgate.pool_get({pool.name!r}).close()`. Pools of one process need different names, also "
-                    "for different values of scope_id.",
+                    f"`await headgate.pool_get({pool.name!r}).close()`. Pools of one process need different names, "
+                    "also for different values of scope_id.",
                 )
             del _pools[pool.name], _executors[pool.name]
         _pools[pool.name] = pool

@@ -12,7 +12,7 @@ from functools import partial
 from typing import NamedTuple
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -203,9 +203,6 @@ def test_g10_g14_g20_g21_g22_g25_h02_h03_h05_h10_no_order_of_events_breaks_a_sha
         settings=settings(
             max_examples=max(10, int(RUNS * scale**1.2)),
             stateful_step_count=STEPS,
-            deadline=None,
             report_multiple_bugs=False,
-            derandomize=scale < 1,
-            suppress_health_check=list(HealthCheck),
         ),
     )

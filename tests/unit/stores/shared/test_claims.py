@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
@@ -229,8 +229,6 @@ def test_g13_a_key_is_run_by_one_process_at_a_time_and_never_after_it_was_comple
         settings=settings(
             max_examples=max(60, int(600 * scale)),
             stateful_step_count=40,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
         ),
     )
 
@@ -249,7 +247,6 @@ _CHANGED = st.dictionaries(st.sampled_from(sorted(_KNOWN)), _JSON).map(lambda ch
 
 
 @given(st.text(max_size=40) | _JSON.map(json.dumps) | _CHANGED.map(json.dumps))
-@settings(deadline=None)
 def test_g24_any_text_gives_an_answer_or_a_clear_error_and_is_then_left_alone(text: str) -> None:
     for body in (Ask(work()), Ended("completed"), None):
         key = Key(text)
