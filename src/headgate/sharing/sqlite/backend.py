@@ -149,7 +149,7 @@ class _Opened:
 
     def __init__(self, place: Place, members: Members) -> None:
         self._place = place
-        self._durable = SqliteFile(place.durable, [TEXTS, _EXPIRING], synced=True)
+        self._durable = SqliteFile(place.durable, [TEXTS, _EXPIRING], synced=True, made=self._made_durable)
         self._admission = SqliteFile(
             place.admission, [TEXTS, _CLOCKS, _LOST], synced=not place.is_boot_known, made=self._made
         )
@@ -188,6 +188,12 @@ class _Opened:
             seen = Seen(self.clock.now(), self.members.id, self.members.is_gone, self.clock.offset, unheard)
             if _run_steps(database, calls, texts, seen) and durable:
                 database.execute(_SWEEP, (seen.now,))
+
+    def _made_durable(self, database: sqlite3.Connection) -> None:
+        """Warn of a new file if processes live that used the one before: somebody has removed it."""
+        if living := self.members.living():
+            what = "was removed while %d processes use it: the idempotency keys and journals in it are forgotten"
+            _log.warning(f"%s {what}", self._durable.path, len(living))
 
     def _made(self, database: sqlite3.Connection) -> None:
         """Note in a new file for texts which members live already: somebody has removed the one that they used."""

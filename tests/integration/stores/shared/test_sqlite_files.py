@@ -175,6 +175,16 @@ def test_g02_where_the_boot_is_not_known_admission_is_kept(
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 
+def test_g24_a_file_of_keys_that_is_removed_while_it_is_used_is_made_again_with_a_warning(
+    store: SqliteStore, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ask(store, write("kept"), durable=True)
+    assert "was removed" not in caplog.text
+    path.unlink()
+    assert ask(store, read, durable=True) is None
+    assert f"{path} was removed while 1 processes use it" in caplog.text
+
+
 def test_g02_a_directory_is_refused(tmp_path: Path) -> None:
     refused(tmp_path, InvalidArgument, "is a directory")
 
