@@ -80,6 +80,7 @@ class SharedBudget:
         self._pid = os.getpid()
         self._scheduled = self._is_due = False
         self._told_trouble = False
+        self._lost: list[TaskRecord] | None = None  # what ran when the lease was lost, if that is still to be told
         self._is_of_parent = False  # this is a forked child, and its parent has bound the pool to an event loop
         self._kept_at = 0.0  # when a slot was last kept, by the clock of the loop
         self._keeping: asyncio.TimerHandle | None = None
@@ -241,7 +242,10 @@ class SharedBudget:
 
     def carry_out(self) -> None:
         """Start what may start, and give back what nothing here can use."""
+        lost, self._lost = self._lost, None
         if self._executor is not None:
+            if lost is not None:
+                self._tell_lost(self._executor, lost)
             self._executor.pump()
         if self.share.has_unused():
             self._changed()
@@ -267,15 +271,18 @@ class SharedBudget:
         was_member = bool(self.share.me)
         self.share.lose(running)
         if forked:
-            self._pid, self._scheduled = os.getpid(), False
+            self._pid, self._scheduled, self._lost = os.getpid(), False, None
             self._is_of_parent = executor is not None and executor.loop is not None
-        elif executor is not None and was_member:
-            if POOLS.listeners:
-                about = {"pool_id": executor.id, "pool": executor.name}
-                POOLS.emit(PoolLeaseLost(at=clock.wall(), **about, running=len(running), action=self._on_lease_lost))
-            if self._on_lease_lost == "cancel":
-                for task in running:
-                    executor.cancel(task)
+        elif was_member:
+            self._lost = running
+
+    def _tell_lost(self, executor: Executor, running: list[TaskRecord]) -> None:
+        if POOLS.listeners:
+            about = {"pool_id": executor.id, "pool": executor.name}
+            POOLS.emit(PoolLeaseLost(at=clock.wall(), **about, running=len(running), action=self._on_lease_lost))
+        if self._on_lease_lost == "cancel":
+            for task in running:
+                executor.cancel(task)
 
     def set_alone(self, now: float, *, alone: bool, why: Exception | None = None) -> None:
         """Start nothing while the store does not answer."""
