@@ -248,6 +248,17 @@ def test_t24_live_caps_count_what_runs() -> None:
     assert scheduler.next() is not None
 
 
+def test_t24_when_the_caps_are_lifted_tenants_come_back_in_the_order_in_which_they_were_set_aside() -> None:
+    """And not in that of their hashes, which for text is another one in each process."""
+    scheduler = Scheduler(fair_round_robin(), UNBOUNDED, 10)
+    scheduler.limit_keys(1)
+    for number, tenant in enumerate([3, 2, 1] * 2):
+        scheduler.enqueue(record(number, tenant))
+    assert [scheduler.next().partition for _ in range(3)] == [3, 2, 1]  # type: ignore[union-attr]
+    scheduler.limit_keys(None)
+    assert [scheduler.next().partition for _ in range(3)] == [3, 2, 1]  # type: ignore[union-attr]
+
+
 def test_t24_caps_are_checked() -> None:
     assert checked_limits(None) is None
     assert checked_limits(3) == 3

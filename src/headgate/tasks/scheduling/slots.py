@@ -220,7 +220,7 @@ class KeyLimits:
         self.limits: int | Mapping[Hashable, int] = limits
         self._queue = queue
         self._active: dict[Hashable, int] = {}
-        self._parked: set[Hashable] = set()
+        self._parked: dict[Hashable, None] = {}  # in the order in which they were parked, and come back
 
     def full(self, key: Hashable) -> bool:
         """Are as many tasks of this tenant active as its limit allows?"""
@@ -255,12 +255,12 @@ class KeyLimits:
 
     def _park(self, key: Hashable) -> None:
         if key not in self._parked:
-            self._parked.add(key)
+            self._parked[key] = None
             self._queue.park(key)
 
     def _unpark(self, key: Hashable) -> None:
         if key in self._parked:
-            self._parked.discard(key)
+            del self._parked[key]
             self._queue.unpark(key)
 
     def limit(self, key: Hashable) -> int | None:
