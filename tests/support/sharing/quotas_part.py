@@ -13,7 +13,7 @@ from headgate.resources.leased_budget import LeasedBudget
 from headgate.resources.quota import Quota, QuotaWindow
 from headgate.resources.quota_exchange import SHARED_QUOTA, Granted, Report
 from headgate.sharing.states import ClockOffset
-from tests.support.sharing.world import Game, Part, Process, World
+from tests.support.sharing.world import Game, Part, Process
 
 PER = 10.0
 
@@ -62,16 +62,11 @@ class QuotasGame(Game):
             before = at
         assert level >= -1e-6, f"{-level:g} {name} more than the bucket has"
 
-    def lost(self, world: World) -> None:
-        """As if the provider had given everybody a new window, and what is held is held besides."""
-        self.arrived.clear()
-        for one in world.processes:
-            one.part.excused_for = 1 + sum(call.has_run for call in one.calls)
-
 
 class QuotasPart(Part):
     """One process that calls."""
 
+    survives_loss = False  # what was used is forgotten with the text: no promise holds then
     actions = ("call", "call", "call", "wait", "wait", "wait", "give up", "used less", "cancel")
 
     def __init__(self, game: QuotasGame, process: Process) -> None:
@@ -80,8 +75,6 @@ class QuotasPart(Part):
         """The costs of calls that wait."""
         self.started: list[tuple[dict[str, float], float, Arrival]] = []
         self._alarm = math.inf
-        self.excused_for = 0
-        """How many answers come until it knows that the text was lost."""
         self.link = process.link(SHARED_QUOTA, self)
         self.budget = LeasedBudget(game.quota, self.link.note, lambda: process.deadline)
         self.budget.lack(self.budget.need(0.0), clock.now())
@@ -120,12 +113,12 @@ class QuotasPart(Part):
         assert not self.process.is_gone, "a call starts after the lease"
         need = self.budget.need(cost)
         start, _ = self.budget.start(need, clock.now())
-        if not self.excused_for:
-            self.started.append((need, start, self.game.arrive(self.process.world.now, float(cost))))
+        self.started.append((need, start, self.game.arrive(self.process.world.now, float(cost))))
 
     def _serve(self) -> None:
         now = clock.now()
         while self.waiting and self.budget.allows(self.budget.need(self.waiting[0]), now):
+            self.process.world.changes += 1
             self._start(self.waiting.pop(0))
         if self.waiting:
             self.budget.lack(self.budget.need(self.waiting[0]), now)
@@ -160,7 +153,6 @@ class QuotasPart(Part):
         return self.budget.message(looks=looks)
 
     def take(self, said: Report, told: Granted, offset: ClockOffset, now: float, *, is_current: bool) -> bool:
-        self.excused_for = max(0, self.excused_for - 1)
         if is_current:
             self.budget.take(said, told, offset, now)
             self._serve()

@@ -38,7 +38,8 @@ class SlotsGame(Game):
         parts = [cast(SlotsPart, one.part) for one in world.living()]
         inside = [task for part in parts for task in part.inside()]
         kept = sum(part.share.kept for part in parts)
-        if max(counted, len(inside) + kept) <= limit:  # a lost text may bring an older limit back
+        # A lost text may bring an older limit back, while those that have not spoken since go by the lost one.
+        if max(counted, len(inside) + kept) <= limit and (limit > self.most or not world.unheard):
             self.most = limit
         assert counted <= self.most, f"{counted} slots are given at a limit of {limit}: {world.text}"
         assert len(inside) + kept <= self.most, f"{len(inside)} run, {kept} are kept at {limit}: {world.text}"
