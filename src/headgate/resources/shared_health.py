@@ -222,9 +222,9 @@ class PermitWait:
         replica: Replica,
         stopped: Callable[[PermitWait], None],
     ) -> None:
-        self.requirement = requirement
-        self.waiter = waiter
-        self.limit = limit
+        self.requirement: Requirement = requirement
+        self.waiter: Waiter = waiter
+        self.limit: float = limit
         self._replica = replica
         self._grants = replica.grants
         self._stopped = stopped
