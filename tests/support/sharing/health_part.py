@@ -10,7 +10,6 @@ from collections import defaultdict
 from typing import cast
 
 from headgate.core.clock import clock
-from headgate.resources.cooldowns import SAME_UNTIL
 from headgate.resources.effects import Effects, Serve, Starve
 from headgate.resources.exchange import RESOURCE_HEALTH, News, Told
 from headgate.resources.members import ANY, Requirement, Use, WaitTicket
@@ -27,6 +26,8 @@ NAMES = ("k0", "k1")
 """The first one has a limit."""
 _LIMITED = Requirement(only=NAMES[0])
 _CLOSE = 1e-3
+_SAME = 0.05
+"""Seconds by which two ends of a cooldown may differ: the clocks of two processes are not compared more exactly."""
 
 
 class HealthGame(Game):
@@ -89,7 +90,7 @@ class HealthGame(Game):
                     is_cleared = any(start >= began for start in self.successes[name])
                     if until > world.now and who in world.processes and not is_cleared:
                         ends = [r.cooldown_until + one.ahead for r, one in zip(resources, world.processes, strict=True)]
-                        assert min(ends) >= until - SAME_UNTIL - _CLOSE, f"{name} cools down until {until}: {ends}"
+                        assert min(ends) >= until - _SAME - _CLOSE, f"{name} cools down until {until}: {ends}"
         for facts in (self.cooldowns, self.successes, self.enabled, self.disabled):
             facts.clear()
 
