@@ -252,7 +252,7 @@ class SharedBudget:
 
     def failed(self, said: Said, error: BaseException) -> None:
         """The store could not write, or was closed: nothing starts. It is tried again."""
-        self._trouble(error.message if isinstance(error, HeadgateError) else type(error).__qualname__)
+        self.warn(error.message if isinstance(error, HeadgateError) else type(error).__qualname__)
         if isinstance(error, StoreFormatTooNew):  # pools of the newer release take part, and we do not hear of them
             self.share.contended()
         executor = self._executor
@@ -295,9 +295,6 @@ class SharedBudget:
 
     def warn(self, what: str) -> None:
         """Report that the store does not answer, cannot write or cannot be used: once until it works again."""
-        self._trouble(what)
-
-    def _trouble(self, what: str) -> None:
         self.reachable = False
         self.share.end_blocks()
         executor = self._executor
