@@ -200,7 +200,7 @@ class Link:
             return future
 
     def leave(self, body: Any = None) -> Future[tuple[Reply, ClockOffset]]:
-        """Take part no longer, after a last message. Returns what is done when it was answered.
+        """Leave with a last message. Returns a future that is done when the store has answered it.
 
         If the store cannot write that, it is said again whenever the store says to look.
         """
@@ -211,7 +211,7 @@ class Link:
         return future
 
     def abandon(self) -> None:
-        """Say and hear nothing more."""
+        """Stop sending and listening, without a last message."""
         with self._lock:
             self.is_stopped = True
         self._stop_listening()
@@ -263,7 +263,7 @@ class Link:
         return None
 
     def woken(self) -> None:
-        """Look again. Several times within a second, before the sharer has looked, are once."""
+        """Have the sharer look again, at most once a second until it has looked."""
         now = clock.now()
         if now >= self._woken_at + _ONCE:  # the place where the sharer lives may be gone since
             self._woken_at = now

@@ -7,8 +7,8 @@ steps may run twice, a message names all that its sender holds, or has a number.
 state, and in that of a key how its task ended: no value of a resource, no argument, no reason, which may contain one.
 
 A text that cannot be read is replaced by a new state, and the reply says so. One that a newer release wrote is left
-alone, and whoever asks is told not to take part. A kind may forbid that a text is replaced: then messages fail in
-both cases, until somebody has deleted it.
+alone, and whoever asks is told not to take part. A kind may forbid replacing it: then messages fail in both cases
+until somebody deletes the text.
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ class SharedBudget:
         return not self._link.is_revoked and clock.now() < self._state.deadline
 
     async def leave(self) -> None:
-        """Take part no longer. Waits for the store, but not for ever: a process that ends is gone all the same."""
+        """Leave. Waits for the store, but not forever: a process that ends is gone anyway."""
         if self._link.is_stopped or self._executor is None:
             return
         try:
@@ -138,7 +138,7 @@ class SharedBudget:
             self.abandon()
 
     def abandon(self) -> None:
-        """Take part no longer, and wait for nothing: the store is told when it answers."""
+        """Leave without waiting: the store is told when it answers."""
         if not self._link.is_stopped:
             self._leave()
         elif not self._link.has_left:
