@@ -26,6 +26,8 @@ NAMES = ("k0", "k1")
 """The first one has a limit."""
 _LIMITED = Requirement(only=NAMES[0])
 _CLOSE = 1e-3
+_SLOWEST = 8.0
+"""Seconds by which two processes may differ about the end of a cooldown, if it was told by the slowest of messages."""
 _SAME = 0.05
 """Seconds by which two ends of a cooldown may differ: the clocks of two processes are not compared more exactly."""
 
@@ -39,10 +41,19 @@ class HealthGame(Game):
         self.successes: dict[str, list[float]] = defaultdict(list)
         """When the calls began."""
         self.enabled: set[str] = set()
+        self.were_enabled: set[str] = set()
+        """Ever. Whoever joins after the text was lost does not know of it, and what it learns counts as older."""
         self.disabled: set[tuple[str, Process]] = set()
 
     def part(self, process: Process) -> Part:
         return HealthPart(self, process)
+
+    def enable(self, name: str) -> None:
+        self.enabled.add(name)
+        self.were_enabled.add(name)
+
+    def lost(self, world: World) -> None:
+        self.enabled |= self.were_enabled
 
     def check(self, world: World) -> None:
         parts = [cast(HealthPart, one.part) for one in world.living()]
@@ -81,6 +92,9 @@ class HealthGame(Game):
         for name in NAMES:
             resources = [cast(HealthPart, one.part).rotation.members[name].resource for one in world.processes]
             states = {resource.status for resource in resources}
+            ends = [r.cooldown_until + one.ahead for r, one in zip(resources, world.processes, strict=True)]
+            if "healthy" in states and max(ends) < world.now + _SLOWEST:
+                states.discard("cooling_down")
             assert len(states) == 1, f"{name} is {states}: {world.text}"
             counts = {resource.consecutive_cooldown for resource in resources}
             assert len(counts) == 1 or states == {"disabled"}, f"{name} has cooled down {counts} times: {world.text}"
@@ -89,7 +103,6 @@ class HealthGame(Game):
                 for began, until, who in self.cooldowns[name] if states != {"disabled"} else ():
                     is_cleared = any(start >= began for start in self.successes[name])
                     if until > world.now and who in world.processes and not is_cleared:
-                        ends = [r.cooldown_until + one.ahead for r, one in zip(resources, world.processes, strict=True)]
                         assert min(ends) >= until - _SAME - _CLOSE, f"{name} cools down until {until}: {ends}"
         for facts in (self.cooldowns, self.successes, self.enabled, self.disabled):
             facts.clear()
@@ -127,7 +140,7 @@ class HealthPart(Part):
         if what in ("call", "wait"):
             self._call(_LIMITED if which % 2 else ANY, waits=what == "wait")
         elif what == "enable":
-            self.game.enabled.add(name)
+            self.game.enable(name)
             self._carry_out(self.rotation.enable(name, now))
         elif what == "give up" and self.tickets:
             self._leave(self.tickets[which % len(self.tickets)])
@@ -223,7 +236,7 @@ class HealthPart(Part):
     def want_all(self) -> None:
         for name in NAMES:
             self._carry_out(self.rotation.enable(name, clock.now()))
-            self.game.enabled.add(name)
+            self.game.enable(name)
         for nth in range(2 * LIMIT):
             self._call(_LIMITED if nth < LIMIT else ANY, waits=True)
 
