@@ -521,6 +521,19 @@ def test_w34a_an_import_that_hangs_ends_in_routine_timeout_and_costs_no_worker(p
     run(main)
 
 
+def test_w34a_a_call_whose_import_took_too_long_does_not_begin(planted: Planted) -> None:
+    """Its caller may have given up just now, and this is not known on the worker."""
+    module = planted.module("time.sleep(3.5)")
+
+    async def main() -> None:
+        async with one_worker():
+            with pytest.raises(RoutineTimeout, match=f"did not begin: importing {module.__name__}"):
+                await module.within_time(1)
+            assert await module.within_time(1) == 42
+
+    run(main)
+
+
 @pytest.mark.parametrize("what", ["plain function", "coroutine function", "generator"])
 def test_w34a_a_pool_ends_while_a_module_is_imported(
     planted: Planted, capfd: pytest.CaptureFixture[str], what: str

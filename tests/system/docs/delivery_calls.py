@@ -515,7 +515,7 @@ async def timeout_of_an_argument(lab: Lab) -> None:
 
 
 @calls(
-    "a module that it needs takes longer to import than its `timeout` and 5 s "
+    "a module that it needs takes longer to import than its `timeout` and 3 s "
     "([slow imports](workers.md#slow-imports))",
     apart=True,
     soak=True,

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from headgate.context import rests
 from headgate.context.chains import VALUES
@@ -35,7 +35,7 @@ from headgate.errors import RemoteError, RoutineTimeout
 from headgate.workers.hooks import RUNNING
 from headgate.workers.model import BackpressureContext
 from headgate.workers.protocol.bulk import BulkPayload
-from headgate.workers.protocol.messages import Begun, Kind, Stepped
+from headgate.workers.protocol.messages import CONFIRMATION, Begun, Kind, Stepped
 from headgate.workers.routines import CALLER, limit_dispatch
 from headgate.workers.serialization import context_frames
 from headgate.workers.serialization.functions import missing_module
@@ -63,6 +63,9 @@ FIRST, SLICE = 32, 512
 """Number of calls that are begun in one turn of the loop: at first, and at most, if they prove to be short."""
 FORGOTTEN = 5.0
 """Seconds between two steps after which a worker that stops does not wait for a generator any longer."""
+IMPORT_PATIENCE: Final = CONFIRMATION - 2.0
+"""Seconds after its timeout for which a call may wait for an import. Its caller is more patient: it must not be told
+that the call did not begin, and then it does."""
 STOPS = b"the worker is stopping"
 """Reason of a refusal: the call would begin when the others were cancelled."""
 HELD_PLACES = b"its thread places are held by calls that timed out or were cancelled"
@@ -446,7 +449,14 @@ class TaskLoop:
     async def _import(self, running: RunningCall, module: str) -> None:
         """Wait until a module is imported that a call needs. A timeout of the call has begun, and begins again after
         that: the time that imports take is not its own, but a caller does not wait for one that hangs."""
+        due = running.due
         running.imports = {**running.imports, module: await self.imports.wait(module)}
+        if due is not None and clock.now() > due + IMPORT_PATIENCE:
+            raise RoutineTimeout(
+                f"{running.begun.function.tag} did not begin: importing {module} took longer than its timeout of "
+                f"{running.begun.timeout:g} s and {IMPORT_PATIENCE:g} s more",
+                remedy=f"Import {module} before the first call, in setup=, or give the routine a longer timeout.",
+            )
 
     # -- generators ---------------------------------------------------------------------------------------------------
 
