@@ -390,7 +390,7 @@ def _wanted(state: _State, said: Said, unread: Sequence[list[Any]]) -> list[list
             change = recent.get(tenant)
             if change is not None and change[0] > seen:
                 tag = change[1]
-            wants.append([tenant, tasks, round(at, 4), _rounded(tag), priority, cost, int(returning)])
+            wants.append([tenant, tasks, round(at, 4), _rounded(tag), priority, _short(cost), int(returning)])
     return wants
 
 
@@ -613,4 +613,9 @@ def _outranks(state: _State, member: str) -> float:
 
 def _rounded(number: float) -> float:
     """Six digits after the point are enough to compare tags, and keep the state small."""
-    return round(number, 6)
+    return _short(round(number, 6))
+
+
+def _short(number: float) -> float:
+    """The same number, without a point if it is whole: `1` is shorter than `1.0` in the state."""
+    return int(number) if -1e15 < number < 1e15 and number % 1 == 0 else number

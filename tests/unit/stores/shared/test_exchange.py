@@ -603,6 +603,17 @@ def test_g11_the_state_stays_small_with_many_tenants(scale: float) -> None:
     assert place.largest < 4096
 
 
+@pytest.mark.parametrize("cost", [0.001, 1.5, 3.0, 1e16])
+def test_g11_the_cost_of_a_task_counts_however_short_it_is_written(cost: float) -> None:
+    place, (one, two) = world(1, "fair_share")
+    for _ in range(4):
+        one.submit("a", cost=cost)
+        two.submit("b", cost=cost)
+    finish_one_by_one(place)
+    turns = [task.partition for task in place.started]
+    assert turns in (["a", "b"] * 4, ["b", "a"] * 4)
+
+
 def test_g24_a_text_that_is_not_ours_is_a_clear_error() -> None:
     message = Message("t", None, Said(1, Settings(1, "fifo")))
     for text in (
