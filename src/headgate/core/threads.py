@@ -187,3 +187,10 @@ def current_frames() -> dict[int, FrameType]:
     finally:
         if collects:
             gc.enable()
+
+
+def living_threads() -> list[threading.Thread]:
+    """The threads that have not ended. A foreign thread that once asked for its name stays in `threading.enumerate()`
+    for ever; only the living have a stack."""
+    stacks = current_frames()
+    return [thread for thread in threading.enumerate() if thread.ident in stacks]

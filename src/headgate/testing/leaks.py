@@ -21,7 +21,7 @@ from collections.abc import Callable, Hashable, Iterator
 from functools import partial
 from types import TracebackType
 
-from headgate.core.threads import current_frames
+from headgate.core.threads import current_frames, living_threads
 from headgate.errors import InvalidArgument
 from headgate.testing.waiting import Leak, describe, place
 
@@ -106,13 +106,7 @@ def _tasks() -> Snapshot:
 
 
 def _threads() -> Snapshot:
-    # A foreign thread that once asked for its name stays in enumerate() for ever; only the living have a stack.
-    stacks = current_frames()
-    found: Snapshot = {}
-    for thread in threading.enumerate():
-        if thread.ident in stacks:
-            found[thread] = partial(_thread, thread)
-    return found
+    return {thread: partial(_thread, thread) for thread in living_threads()}
 
 
 def _thread(thread: threading.Thread) -> str:

@@ -58,7 +58,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, Unpack
 
 from headgate.core.pool_executor import PoolExecutor
-from headgate.core.threads import Threads
+from headgate.core.threads import Threads, living_threads
 from headgate.errors import InvalidArgument
 from headgate.testing.waiting import Hang, describe_all
 
@@ -193,7 +193,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def _strangers(self) -> str:
         files = len(self._real.get_map()) - self._own_files
         me, known = threading.current_thread(), (_FURNITURE, self._crew)
-        threads = [t.name for t in threading.enumerate() if t is not me and not any(t in group for group in known)]
+        threads = [t.name for t in living_threads() if t is not me and not any(t in group for group in known)]
         found = [f"{files} registered file{'s' * (files > 1)}"] if files else []
         return " and ".join(found + ([f"threads {', '.join(threads)}"] if threads else []))
 
