@@ -6,12 +6,15 @@ import asyncio
 import gc
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor, Future
 from contextvars import Context
 from queue import SimpleQueue
 from types import FrameType
 from typing import Any, TypeVar
+
+from headgate.core.clock import clock
 
 T = TypeVar("T")
 
@@ -187,6 +190,19 @@ def current_frames() -> dict[int, FrameType]:
     finally:
         if collects:
             gc.enable()
+
+
+def stacks() -> dict[int, str]:
+    """Return the stack of each thread as text, by its ident.
+
+    All stacks are walked before any is formatted: formatting reads files, other threads run meanwhile, and a frame that
+    has returned no longer knows its caller.
+    """
+    clock.sleep(0)  # so that the walk begins with a full turn of the interpreter's lock
+    walked = {ident: list(traceback.walk_stack(frame)) for ident, frame in current_frames().items()}
+    return {
+        ident: "".join(traceback.StackSummary.extract(reversed(frames)).format()) for ident, frames in walked.items()
+    }
 
 
 def living_threads() -> list[threading.Thread]:

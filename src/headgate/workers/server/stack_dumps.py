@@ -1,6 +1,6 @@
 """The stacks of a worker whose server thread had no turn for seconds, because a routine holds the interpreter's lock.
 
-The server thread logs them itself when it has a turn again (`stacks`). If that takes too long, faulthandler writes them
+The server thread logs them itself when it has a turn again (`others`). If that takes too long, faulthandler writes them
 from a thread that needs no lock (`dump_later`). It must be the last resort: faulthandler reads frames that may change
 while it does, and one dump of a few dozen crashes a process whose Python code runs. A process that was stopped, or that
 a busy machine starved, looks the same to it as one whose lock is held by C code.
@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import faulthandler
 import threading
-import traceback
 
-from headgate.core.threads import current_frames
+from headgate.core.threads import stacks
 
 AFTER = 10.0
 """Seconds without a turn of the server's thread until faulthandler writes the stacks. A worker that was stopped for so
@@ -39,11 +38,11 @@ def cancel() -> None:
         faulthandler.cancel_dump_traceback_later()
 
 
-def stacks() -> str:
+def others() -> str:
     """Return the stacks of all threads except this one as text."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     return "\n".join(
-        f"Thread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}"
-        for ident, frame in current_frames().items()
+        f"Thread {names.get(ident, ident)}:\n{stack}"
+        for ident, stack in stacks().items()
         if ident != threading.get_ident()
     )

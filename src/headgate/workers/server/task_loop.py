@@ -16,7 +16,6 @@ import contextvars
 import inspect
 import logging
 import threading
-import traceback
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
@@ -30,7 +29,7 @@ from headgate.core.cancellation import primed
 from headgate.core.clock import clock
 from headgate.core.imports import ImportNeeded
 from headgate.core.redaction import log_exception, redact
-from headgate.core.threads import current_frames, outlast_cancellation
+from headgate.core.threads import current_frames, outlast_cancellation, stacks
 from headgate.errors import RemoteError, RoutineTimeout
 from headgate.workers.hooks import RUNNING
 from headgate.workers.model import BackpressureContext
@@ -234,8 +233,7 @@ class TaskLoop:
 
     def stack(self) -> str:
         """Return the stack of the loop's thread as text."""
-        frame = current_frames().get(self._thread.ident or 0)
-        return "".join(traceback.format_stack(frame)) if frame is not None else "(no frame)"
+        return stacks().get(self._thread.ident or 0, "(no frame)")
 
     def imports_on_loop(self) -> str | None:
         """Return the module that code on the loop is importing at this moment, or None."""

@@ -88,7 +88,7 @@ class Watch:
             "it), or the process was stopped or starved. What its threads do now:\n%s",
             self._service.uid,
             late,
-            stack_dumps.stacks(),
+            stack_dumps.others(),
         )
 
     def _log_holder(self, age: float) -> None:
