@@ -21,7 +21,6 @@ from typing import Any, NoReturn
 import pytest
 
 from headgate.core.clock import clock
-from headgate.core.threads import living_threads
 from headgate.errors import InvalidArgument
 from headgate.testing import Hang, VirtualLoop, run, settle
 
@@ -255,9 +254,9 @@ def test_a_foreign_thread_that_has_ended_holds_nothing_up() -> None:
         threading.current_thread()
         ended.set()
 
-    _thread.start_new_thread(foreign, ())
+    ident = _thread.start_new_thread(foreign, ())
     ended.wait()
-    while any(thread.name.startswith("Dummy") for thread in living_threads()):
+    while ident in sys._current_frames():
         time.sleep(0.001)
     with pytest.raises(Hang, match="nothing is ready"):
         run(forever)
