@@ -11,15 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.core import redaction
-from headgate.core.redaction import Redactor
 
 
 class Owner:
     """Stands for a Resource."""
 
 
-def knowing(value: object, label: str = "key-1") -> tuple[Redactor, Owner]:
-    redactor, owner = Redactor(), Owner()
+def knowing(value: object, label: str = "key-1") -> tuple[redaction.Redactor, Owner]:
+    redactor, owner = redaction.Redactor(), Owner()
     redactor.learn(label, value, owner)
     return redactor, owner
 
@@ -119,7 +118,7 @@ def test_r07_values_of_other_kinds(value: object, hidden: str, shown: str) -> No
 
 
 def test_r07_a_long_value_is_known_after_its_resource_is_gone_and_a_short_one_is_not() -> None:
-    redactor, owner = Redactor(), Owner()
+    redactor, owner = redaction.Redactor(), Owner()
     redactor.learn("key-1", ["sk-0123456789", "short"], owner)
     del owner
     gc.collect()
@@ -156,7 +155,7 @@ def test_r07_past_values_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_r07_a_copy_from_another_process_is_known_too() -> None:
-    redactor = Redactor()
+    redactor = redaction.Redactor()
     for _ in range(2):
         redactor.meet("key-1", "sk-0123456789")
         redactor.meet("key-1", {"token": "tk-0123456789", "user": "me myself"})
@@ -169,7 +168,7 @@ TEXTS = st.text(alphabet="ab1 '", max_size=12)
 @given(st.lists(TEXTS, max_size=6), st.lists(TEXTS, max_size=12))
 def test_r07_few_values_and_many_are_hidden_alike(values: list[str], parts: list[str]) -> None:
     """None that is long enough is left, and both ways to search agree on whether there is one."""
-    redactor, owners = Redactor(), [Owner() for _ in values]
+    redactor, owners = redaction.Redactor(), [Owner() for _ in values]
     for number, (value, owner) in enumerate(zip(values, owners, strict=True)):
         redactor.learn(str(number), value, owner)
     text = "".join(parts)
