@@ -360,10 +360,17 @@ import asyncio
 import os
 import headgate
 
-async def main():
-    os.environ["HEADGATE_TEST_HANG"] = os.environ["HEADGATE_TEST_LOG"]
+async def enter():
     async with headgate.WorkerPool(spawn=2):
         pass
+
+async def main():
+    log = os.environ["HEADGATE_TEST_HANG"] = os.environ["HEADGATE_TEST_LOG"]
+    entering = asyncio.create_task(enter())
+    while not os.path.exists(log):
+        await asyncio.sleep(0.01)
+    print("started", flush=True)  # this loop turns again, so what starts the keeper has returned
+    await entering
 
 asyncio.run(main())
 """
@@ -376,12 +383,16 @@ def test_w33_a_client_killed_before_its_keeper_is_one_leaves_nothing(tmp_path: P
     (tmp_path / "main.py").write_text(STARTING)
     path = os.pathsep.join((str(tmp_path), environment()["PYTHONPATH"]))
     client = subprocess.Popen(
-        [sys.executable, str(tmp_path / "main.py")], env=environment(PYTHONPATH=path, HEADGATE_TEST_LOG=log)
+        [sys.executable, str(tmp_path / "main.py")],
+        env=environment(PYTHONPATH=path, HEADGATE_TEST_LOG=log),
+        stdout=subprocess.PIPE,
     )
     try:
+        assert client.stdout is not None
+        assert client.stdout.readline() == b"started\n"
         [starting, *_] = wait_until(lambda: lines(log))
         assert alive(int(starting))
     finally:
         client.kill()
-        client.wait()
+        client.communicate()
     wait_until(lambda: not any(alive(int(pid)) for pid in lines(log)), seconds=30)
