@@ -144,7 +144,7 @@ class Lane(Chain):
 class Account(Lane):
     """The turn of a tenant at one level, and the lane of its tasks with the first of their needs."""
 
-    __slots__ = ("got", "key", "level", "order", "others", "parked", "round", "since", "tag", "tenant", "weight")
+    __slots__ = ("got", "key", "level", "order", "others", "parked", "round", "tag", "tenant", "weight")
 
     def __init__(self, key: Hashable, tenant: Hashable, level: Level, need: Hashable) -> None:
         super().__init__(need)
@@ -159,8 +159,7 @@ class Account(Lane):
         self.others: list[Lane] | None = None
         """Its lanes with other needs; each has queued tasks."""
         self.parked: bool = False
-        self.since: int = 0  # see `rounds.Standing`
-        self.round: int = 0
+        self.round: int = 0  # see `rounds.Standing`
         self.got: float = 0.0
 
     def lanes(self) -> Iterator[Lane]:

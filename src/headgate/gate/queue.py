@@ -271,11 +271,13 @@ class Queue:
             group.turn = lane.following
             rounds = account.level.rounds  # Rounds.served
             rounds.length += 1
-            if account.since < rounds.number:
-                if account.round != rounds.number:
-                    account.round = rounds.number
-                    account.got = 0.0
-                    rounds.pending -= 1
+            if account.round <= rounds.number:
+                account.round = rounds.number + 1
+                account.got = 1.0
+                rounds.sum += 1.0
+                rounds.squares += 1.0
+                rounds.pending -= 1
+            elif account.got:
                 rounds.sum += 1.0
                 rounds.squares += 2 * account.got + 1.0
                 account.got += 1.0

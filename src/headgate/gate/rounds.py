@@ -21,14 +21,12 @@ _ROUNDS: Final = 256
 
 
 class Standing(Protocol):
-    """Where one key with a backlog stands in the rounds. A queue with partitions lets them carry it."""
+    """Where one tenant with a backlog stands in the rounds. A queue with accounts lets them carry it."""
 
-    since: int
-    """The round in which its backlog began: it is a member of later ones."""
     round: int
-    """The last round in which it was served."""
+    """The first round in which it counts and was not served yet."""
     got: float
-    """How much it was given in that round."""
+    """How much it was given in the round before that one; 0.0 if it did not count there."""
 
 
 class Rounds:
@@ -48,30 +46,30 @@ class Rounds:
         self._past: deque[tuple[float, int]] = deque(maxlen=_ROUNDS)
 
     def opened(self, standing: Standing) -> None:
-        """Note that a tenant has queued tasks now."""
-        standing.since = self.number
-        standing.round = 0
+        """Note that a tenant has queued tasks now. It counts from the next round on."""
+        standing.round = self.number + 1
+        standing.got = 0.0
         self._backlogged += 1
 
     def served(self, standing: Standing, amount: float = 1.0) -> None:
-        """A task of this key was started; `amount` is its cost divided by the key's weight."""
-        number = self.number
+        """A task of this tenant was started; `amount` is its cost divided by the tenant's weight."""
         self.length += 1
-        if standing.since < number:
-            if standing.round != number:
-                standing.round = number
-                standing.got = 0.0
-                self.pending -= 1
-            self.sum += amount
-            self.squares += amount * (2 * standing.got + amount)
-            standing.got += amount
+        got = 0.0
+        if standing.round <= self.number:
+            standing.round = self.number + 1
+            self.pending -= 1
+        elif not (got := standing.got):
+            amount = 0.0  # it came in the middle of this round
+        standing.got = got + amount
+        self.sum += amount
+        self.squares += amount * (2 * got + amount)
         if self.pending <= 0:
             self.turn()
 
     def closed(self, standing: Standing) -> None:
         """Note that a tenant has nothing queued any more."""
         self._backlogged -= 1
-        if standing.since < self.number and standing.round != self.number:
+        if standing.round <= self.number:
             self.pending -= 1
             self._members -= 1
             if self.pending <= 0:
@@ -113,10 +111,10 @@ def index_of(levels: Iterable[Rounds]) -> float:
 class _Backlog:
     """The standing of a key in a queue that knows no partitions."""
 
-    __slots__ = ("got", "queued", "round", "since")
+    __slots__ = ("got", "queued", "round")
 
     def __init__(self) -> None:
-        self.since = self.round = self.queued = 0
+        self.round = self.queued = 0
         self.got = 0.0
 
 

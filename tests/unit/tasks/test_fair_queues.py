@@ -95,7 +95,7 @@ class Standing:
     """Where a key stands; the queues let their partitions carry this."""
 
     def __init__(self) -> None:
-        self.since = self.round = 0
+        self.round = 0
         self.got = 0.0
 
 
