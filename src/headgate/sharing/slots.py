@@ -20,6 +20,10 @@ and its tag grows by cost / weight. The tags of a hundred thousand tenants would
 keeps those of the tenants it has queued, and the state lists only the newest changes (`recent`), which every reply
 passes on. A member that is about to miss some is woken in time.
 
+**Levels.** If the fair strategies have levels, a tenant has a turn at each of them, and each level has a virtual time
+of its own. Then `<priority>|<tenant>` names a turn wherever a tenant is named otherwise. Caps count what a tenant holds
+at all levels.
+
 **Alone.** A member that is told that nobody else waits gives its slots to its next tasks without asking, until it is
 woken. If it is the only member it may also keep a slot for a moment when it has no task for it.
 
@@ -61,10 +65,12 @@ class Settings(NamedTuple):
     """Weights of tenants, where they are not 1."""
     caps: int | Mapping[str, int] | None = None
     """How many slots a tenant may hold: one number for all, or some by name."""
+    levels: bool = False
+    """Does a higher priority go before every lower one, where tenants are served fairly?"""
 
-    def weight(self, tenant: str) -> float:
-        """The weight of a tenant."""
-        return 1.0 if self.weights is None else self.weights.get(tenant, 1.0)
+    def weight(self, turn: str) -> float:
+        """The weight of the tenant that has this turn."""
+        return 1.0 if self.weights is None else self.weights.get(tenant_of(turn, levels=self.levels), 1.0)
 
     def cap(self, tenant: str) -> int | None:
         """How many slots this tenant may hold; None: as many as there are."""
@@ -74,6 +80,21 @@ class Settings(NamedTuple):
     def by_tenant(self) -> bool:
         """Do slots belong to tenants? Otherwise the tenant of a want is not looked at."""
         return self.kind in FAIR or self.caps is not None
+
+
+def turn_of(tenant: str, priority: int, *, levels: bool) -> str:
+    """The name of a tenant's turn at the level of this priority."""
+    return f"{priority}|{tenant}" if levels else tenant
+
+
+def tenant_of(turn: str, *, levels: bool) -> str:
+    """The tenant that has this turn."""
+    return turn.partition("|")[2] if levels else turn
+
+
+def priority_of(turn: str, *, levels: bool) -> int:
+    """The priority of the level at which this turn is; 0 without levels."""
+    return int(turn.partition("|")[0]) if levels else 0
 
 
 class Want(NamedTuple):
@@ -168,7 +189,8 @@ class Told(NamedTuple):
     recent: tuple[tuple[str, float], ...] = ()
     """Tags that have changed since `Said.seen`, oldest first."""
     seen: int = 0
-    virtual: float = 0.0
+    virtual: Mapping[int, float] = {}
+    """Virtual time at each level; without levels, at level 0."""
     full: frozenset[str] = frozenset()
     """Tenants that are at their caps."""
     outranks: float = -math.inf
@@ -181,7 +203,8 @@ class Told(NamedTuple):
 # It is worked on as JSON gave it, because an exchange is a hot path (benchmarks/shared.py): making objects of all that
 # it holds took three times as long as deciding. Its keys, and those of a member, left out where they are empty:
 #
-#     v format, limit, kind, weights, caps, number (of the newest grant or change of a tag), virtual,
+#     v format, limit, kind, weights, caps, levels, number (of the newest grant or change of a tag),
+#     virtual {level: virtual time},
 #     base (a number that others are counted from, so that they are short),
 #     recent {tenant: [number - base, tag], ...} in the order of the numbers, members {id: member}
 #
@@ -199,7 +222,7 @@ _LATER: Final = 1e-3
 class Slots:
     """The kind of the shared state of a budget. Implements `sharing.protocol.Kind`."""
 
-    format: int = 2
+    format: int = 3
     """Raised when an older release could misread a state."""
     is_replaceable: bool = False
     """Members would start too much until all have said what they hold."""
@@ -208,7 +231,7 @@ class Slots:
 
     def begin(self, said: Said | None) -> _State:
         """Nobody holds anything."""
-        state: _State = {"number": 0, "base": 0, "virtual": 0.0, "recent": {}, "members": {}}
+        state: _State = {"number": 0, "base": 0, "virtual": {}, "recent": {}, "members": {}}
         _set(state, Settings(1, "fifo") if said is None else said.settings)
         return state
 
@@ -217,6 +240,7 @@ class Slots:
         if found["limit"] < 1 or not isinstance(found["kind"], str):
             raise ValueError("no settings")
         mapping(found["members"])
+        mapping(found["virtual"])
         return found
 
     def write(self, state: _State) -> _State:
@@ -299,14 +323,27 @@ def _count_from(state: _State, base: int) -> None:
 def _set(state: _State, settings: Settings) -> None:
     """Go by these settings."""
     state["limit"], state["kind"] = settings.limit, settings.kind
-    for name, value in (("weights", settings.weights), ("caps", settings.caps)):
+    for name, value in (("weights", settings.weights), ("caps", settings.caps), ("levels", settings.levels or None)):
         state.pop(name, None)
         if value is not None:
             state[name] = dict(value) if isinstance(value, Mapping) else value
 
 
 def _settings(state: _State) -> Settings:
-    return Settings(state["limit"], state["kind"], state.get("weights"), state.get("caps"))
+    return Settings(state["limit"], state["kind"], state.get("weights"), state.get("caps"), state.get("levels", False))
+
+
+def _virtual(state: _State, turn: str) -> float:
+    """Virtual time at the level of a turn."""
+    return float(state["virtual"].get(_level(state, turn), 0.0))
+
+
+def _level(state: _State, turn: str) -> str:
+    return turn.partition("|")[0] if "levels" in state else "0"
+
+
+def _tenant(state: _State, turn: str) -> str:
+    return turn.partition("|")[2] if "levels" in state else turn
 
 
 def _slots(member: _Member) -> int:
@@ -331,14 +368,14 @@ def _waits(member: _Member) -> bool:
     return bool(member.get("w") or member.get("b"))
 
 
-def _by_tenant(members: Iterable[_Member]) -> Counter[str]:
+def _by_tenant(state: _State) -> Counter[str]:
     """How many slots each tenant holds or may take."""
     used = Counter[str]()
-    for member in members:
-        for tenant, count in member.get("h", {}).items():
-            used[tenant] += count
+    for member in state["members"].values():
+        for turn, count in member.get("h", {}).items():
+            used[_tenant(state, turn)] += count
         for grant in (*member.get("l", ()), *member.get("n", ())):
-            used[grant[0]] += 1
+            used[_tenant(state, grant[0])] += 1
     return used
 
 
@@ -401,13 +438,13 @@ def _refund(state: _State, tenant: str, cost: float) -> None:
 def _count_charge(state: _State, charge: Charge) -> None:
     """Let a tenant pay. Virtual time stays: others with smaller tags may wait, and would lose what they are ahead."""
     tenant, tag, cost = charge
-    start = max(state["virtual"], tag, _tag_of(state, tenant))
+    start = max(_virtual(state, tenant), tag, _tag_of(state, tenant))
     _note_tag(state, tenant, start + cost / _weight(state, tenant))
 
 
 def _weight(state: _State, tenant: str) -> float:
     weights = state.get("weights")
-    return 1.0 if weights is None else weights.get(tenant, 1.0)
+    return 1.0 if weights is None else weights.get(_tenant(state, tenant), 1.0)
 
 
 def _note_tag(state: _State, tenant: str, tag: float) -> None:
@@ -431,7 +468,7 @@ def _tag_of(state: _State, tenant: str) -> float:
     if change is not None:
         return float(change[1])
     wants = [want for one in state["members"].values() for want in one.get("w", ()) if want[_TENANT] == tenant]
-    return max((float(want[_TAG]) for want in wants), default=state["virtual"])
+    return max((float(want[_TAG]) for want in wants), default=_virtual(state, tenant))
 
 
 # -- granting ---------------------------------------------------------------------------------------------------------
@@ -464,7 +501,9 @@ def _grant(state: _State, now: float) -> set[str]:
     if free <= 0 or not wanting:
         return set()
     order, caps = _RANKS.get(state["kind"], _by_time), state.get("caps")
-    used = Counter[str]() if caps is None else _by_tenant(members.values())
+    if "levels" in state:
+        order = _by_level
+    used = Counter[str]() if caps is None else _by_tenant(state)
     woken: set[str] = set()
 
     def rank(entry: tuple[str, list[Any]]) -> Rank | None:
@@ -472,8 +511,9 @@ def _grant(state: _State, now: float) -> set[str]:
         if want[_TASKS] <= 0:
             return None
         if caps is not None:
-            cap = caps.get(want[_TENANT]) if isinstance(caps, dict) else caps
-            if cap is not None and used[want[_TENANT]] >= cap:
+            tenant = _tenant(state, want[_TENANT])
+            cap = caps.get(tenant) if isinstance(caps, dict) else caps
+            if cap is not None and used[tenant] >= cap:
                 return None
         return order(state, want)
 
@@ -483,7 +523,7 @@ def _grant(state: _State, now: float) -> set[str]:
         members[name].setdefault("n", []).append(
             [want[_TENANT], state["number"], want[_COST], want[_RETURNING], round(now, 3)]
         )
-        used[want[_TENANT]] += 1
+        used[_tenant(state, want[_TENANT])] += 1
         woken.add(name)
 
     allot(free, wanting, rank, give)
@@ -500,14 +540,23 @@ def _charge(state: _State, member: _Member, want: list[Any]) -> None:
     if not want[_RETURNING]:
         member["q"] = max(0, member.get("q", 0) - 1)
         if state["kind"] in FAIR:
-            state["virtual"] = start = max(state["virtual"], want[_TAG])
-            _note_tag(state, want[_TENANT], start + want[_COST] / _weight(state, want[_TENANT]))
+            turn = want[_TENANT]
+            start = state["virtual"][_level(state, turn)] = max(_virtual(state, turn), want[_TAG])
+            _note_tag(state, turn, start + want[_COST] / _weight(state, turn))
             return
     state["number"] += 1
 
 
 def _by_tag(state: _State, want: list[Any]) -> Rank:
-    return (-1.0, 0.0, want[_AT]) if want[_RETURNING] else (0.0, max(state["virtual"], want[_TAG]), want[_AT])
+    if want[_RETURNING]:
+        return (-1.0, 0.0, want[_AT])
+    return (0.0, max(_virtual(state, want[_TENANT]), want[_TAG]), want[_AT])
+
+
+def _by_level(state: _State, want: list[Any]) -> Rank:
+    if want[_RETURNING]:
+        return (-1.0, 0.0, want[_AT])
+    return (0.0, -want[_PRIORITY], max(_virtual(state, want[_TENANT]), want[_TAG]), want[_AT])
 
 
 def _by_priority(state: _State, want: list[Any]) -> Rank:
@@ -576,7 +625,7 @@ def _told(state: _State, member: _Member, said: Said, own: str) -> Told:
     known = said.seen - state["base"]
     full: frozenset[str] = frozenset()
     if settings.caps is not None:
-        used = _by_tenant(members.values())
+        used = _by_tenant(state)
         full = frozenset(tenant for tenant, count in used.items() if (cap := settings.cap(tenant)) and count >= cap)
     return Told(
         me=own,
@@ -586,7 +635,7 @@ def _told(state: _State, member: _Member, said: Said, own: str) -> Told:
         counts=any("c" in one for one in members.values()),
         recent=tuple([(tenant, tag) for tenant, (number, tag) in state["recent"].items() if number > known]),
         seen=state["number"],
-        virtual=state["virtual"],
+        virtual={int(level): virtual for level, virtual in state["virtual"].items()},
         full=full,
         outranks=_outranks(state, own),
         members=tuple(
@@ -600,7 +649,7 @@ def _told(state: _State, member: _Member, said: Said, own: str) -> Told:
 
 def _outranks(state: _State, member: str) -> float:
     """See `Told.outranks`."""
-    by_priority = state["kind"] == "priority"
+    by_priority = state["kind"] == "priority" or "levels" in state
     ranks = [
         math.inf if want[_RETURNING] else want[_PRIORITY]
         for name, one in state["members"].items()

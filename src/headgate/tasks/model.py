@@ -114,6 +114,7 @@ class TaskRecord:
         "task",
         "terms",
         "trail",
+        "turn",
         "waiters",
         "waits",
     )
@@ -163,6 +164,7 @@ class TaskRecord:
         """With what its last attempt ran, when it has ended."""
         self.trail: list[Mark] | None = None
         """What happened on its way, for its story; None: nothing worth telling besides the fields."""
+        self.turn: int = 0
         self.before: TaskRecord | None = None
         self.after: TaskRecord | None = None
 
@@ -174,7 +176,7 @@ class TaskRecord:
     @property
     def standing(self) -> Standing:
         """Its priority if its pool's queue goes by that, and its tenant if tenants take turns there."""
-        by_priority = self.owner.scheduler.strategy.kind == "priority"
+        by_priority = self.owner.scheduler.strategy.order.levels
         return Standing(self.priority if by_priority else 0, self.partition)
 
     @property

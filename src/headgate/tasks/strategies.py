@@ -1,17 +1,14 @@
-"""Queue strategies: who goes next? Small frozen values that validate themselves and make queues."""
+"""Queue strategies: who goes next? Small frozen values that validate themselves and name an order of the queue."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from headgate.core.checks import is_finite, respell
 from headgate.errors import InvalidArgument, InvalidType
-from headgate.tasks.scheduling.queues.by_key import KeyedQueue
-from headgate.tasks.scheduling.queues.by_requirement import ClassedQueue
-from headgate.tasks.scheduling.queues.fair import FairQueue, ShareQueue
-from headgate.tasks.scheduling.queues.simple import FifoQueue, LifoQueue, PriorityQueue, Queue
+from headgate.gate.queue import Order
 
 KEY = "key"
 """The submit option that names a task's partition, unless the strategy names another."""
@@ -26,13 +23,10 @@ class Strategy:
     key: str = field(default=KEY, kw_only=True)
     """The submit option that says which partition a task belongs to."""
 
-    def queue(self, *, parkable: bool = False) -> Queue:
-        """Make an empty queue in this order; with `parkable`, one that can pass over tenants."""
+    @property
+    def order(self) -> Order:
+        """Which task is next."""
         raise NotImplementedError
-
-    def classed_queue(self, unserved: Collection[Hashable], *, parkable: bool = False) -> ClassedQueue:
-        """Make a queue for tasks of several requirements, which passes over those in `unserved`."""
-        return ClassedQueue(self.kind, unserved, by_key=parkable)
 
     @property
     def plain(self) -> bool:
@@ -57,9 +51,10 @@ class Fifo(Strategy):
 
     kind: ClassVar[str] = "fifo"
 
-    def queue(self, *, parkable: bool = False) -> Queue:
-        """Make a queue in which the oldest task is first."""
-        return KeyedQueue("fifo") if parkable else FifoQueue()
+    @property
+    def order(self) -> Order:
+        """Which task is next."""
+        return Order()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +63,10 @@ class Lifo(Strategy):
 
     kind: ClassVar[str] = "lifo"
 
-    def queue(self, *, parkable: bool = False) -> Queue:
-        """Make a queue in which the newest task is first."""
-        return KeyedQueue("lifo") if parkable else LifoQueue()
+    @property
+    def order(self) -> Order:
+        """Which task is next."""
+        return Order(newest_first=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +75,10 @@ class Priority(Strategy):
 
     kind: ClassVar[str] = "priority"
 
-    def queue(self, *, parkable: bool = False) -> Queue:
-        """Make a queue in which the highest priority is first."""
-        return KeyedQueue("priority") if parkable else PriorityQueue()
+    @property
+    def order(self) -> Order:
+        """Which task is next."""
+        return Order(levels=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +87,17 @@ class FairRoundRobin(Strategy):
 
     kind: ClassVar[str] = "fair_round_robin"
 
-    def queue(self, *, parkable: bool = False) -> Queue:
-        """Make a queue with a ring of tenants."""
-        return FairQueue()
+    levels: bool = field(default=False, kw_only=True)
+    """Does a task with a higher priority start before every task with a lower one?"""
+
+    @property
+    def order(self) -> Order:
+        """Which task is next."""
+        return Order("turns", levels=self.levels)
 
     def descriptor(self) -> dict[str, Any]:
         """Describe the strategy in values that JSON knows."""
-        return {"kind": self.kind, "key": self.key}
+        return {"kind": self.kind, "key": self.key, **_levels(self.levels)}
 
 
 Weights = Mapping[Any, float] | Callable[[Any], float]
@@ -109,16 +110,15 @@ class FairShare(Strategy):
 
     kind: ClassVar[str] = "fair_share"
 
+    levels: bool = field(default=False, kw_only=True)
+    """Does a task with a higher priority start before every task with a lower one?"""
     weights: Weights | None = None
     cost: Cost = 1.0
 
-    def queue(self, *, parkable: bool = False) -> Queue:
-        """Make a queue with a heap of tenants."""
-        return ShareQueue(self._weight_or_one)
-
-    def classed_queue(self, unserved: Collection[Hashable], *, parkable: bool = False) -> ClassedQueue:
-        """Make a queue with a heap of tenants for each requirement."""
-        return ClassedQueue(self.kind, unserved, weight=self._weight_or_one)
+    @property
+    def order(self) -> Order:
+        """Which task is next."""
+        return Order("shares", levels=self.levels, weight=None if self.weights is None else self._weight_or_one)
 
     @property
     def plain(self) -> bool:
@@ -156,6 +156,7 @@ class FairShare(Strategy):
             "key": self.key,
             "weights": weights,
             "cost": _name(self.cost) if callable(self.cost) else self.cost,
+            **_levels(self.levels),
         }
 
 
@@ -174,16 +175,21 @@ def priority() -> Strategy:
     return Priority()
 
 
-def fair_round_robin(key: str = KEY) -> Strategy:
-    """Tasks are partitioned by the submit option `key`; partitions take turns, oldest first inside each."""
-    return FairRoundRobin(key=_checked_key(key))
+def fair_round_robin(key: str = KEY, *, levels: bool = False) -> Strategy:
+    """Tasks are partitioned by the submit option `key`; partitions take turns, oldest first inside each.
+
+    With `levels`, a task with a higher `priority` starts before every task with a lower one, and partitions take turns
+    inside each level. A low level may starve. Without it, priority is ignored.
+    """
+    return FairRoundRobin(key=_checked_key(key), levels=_checked_levels(levels))
 
 
-def fair_share(key: str = KEY, *, weights: Weights | None = None, cost: Cost = 1.0) -> Strategy:
+def fair_share(key: str = KEY, *, weights: Weights | None = None, cost: Cost = 1.0, levels: bool = False) -> Strategy:
     """Partitions share what is run, in proportion to their `weights` and measured by `cost`.
 
     `weights` is a mapping or a function of the partition's key, 1 where it says nothing; `cost` a number for every task
-    or a function of the task's arguments. ``submit(..., cost=n)`` says it for one task.
+    or a function of the task's arguments. ``submit(..., cost=n)`` says it for one task. With `levels`, a task with a
+    higher `priority` starts before every task with a lower one, and partitions share inside each level.
     """
     if weights is not None and not callable(weights):
         if not isinstance(weights, Mapping):
@@ -194,7 +200,7 @@ def fair_share(key: str = KEY, *, weights: Weights | None = None, cost: Cost = 1
         weights = {partition: _positive(f"the weight of {partition!r}", n) for partition, n in weights.items()}
     if not callable(cost):
         cost = _positive("cost", cost)
-    return FairShare(key=_checked_key(key), weights=weights, cost=cost)
+    return FairShare(key=_checked_key(key), weights=weights, cost=cost, levels=_checked_levels(levels))
 
 
 class QueueStrategy:
@@ -272,6 +278,19 @@ def _checked_key(key: object) -> str:
             remedy='Use "key", or a name of yours such as "tenant_id".',
         )
     return key
+
+
+def _checked_levels(levels: object) -> bool:
+    if not isinstance(levels, bool):
+        raise InvalidArgument(
+            f"levels must be True or False, got {levels!r}",
+            remedy="Pass levels=True to start tasks of a higher priority before all others.",
+        )
+    return levels
+
+
+def _levels(levels: bool) -> dict[str, bool]:
+    return {"levels": True} if levels else {}
 
 
 def _positive(what: str, number: object) -> float:

@@ -24,7 +24,8 @@ class SlotsGame(Game):
     """Counts what runs."""
 
     def __init__(self, order: str, caps: int | None, variant: int) -> None:
-        self.settings = Settings(LIMIT, order, None, caps)
+        kind, _, levels = order.partition("/")
+        self.settings = Settings(LIMIT, kind, None, caps, levels=bool(levels))
         self.tasks = 0
         self.most = LIMIT
         """The highest limit since what runs was last within the limit."""

@@ -33,8 +33,8 @@ STEPS = 100
 """In one run of the machine."""
 RUNS = 220
 """At full length: more than 20,000 steps for each kind."""
-ORDERS = ("fifo", "lifo", "priority", "fair_round_robin", "fair_share")
-USUAL = {("fifo", None), ("priority", 1), ("fair_round_robin", 1), ("fair_share", None)}
+ORDERS = ("fifo", "lifo", "priority", "fair_round_robin", "fair_share", "fair_share/levels")
+USUAL = {("fifo", None), ("priority", 1), ("fair_round_robin", 1), ("fair_share", None), ("fair_share/levels", 1)}
 """Orders and caps of tenants that are tried each time; the others in `make soak`."""
 
 AHEAD = st.sampled_from([0.0, 5000.0, -80.0])
@@ -185,7 +185,7 @@ KINDS = [
     *(
         pytest.param(
             Kind(SlotsPart, partial(SlotsGame, order, caps)),
-            id=f"slots-{order}" + ("-caps" if caps else ""),
+            id=f"slots-{order}".replace("/", "-") + ("-caps" if caps else ""),
             marks=() if (order, caps) in USUAL else pytest.mark.soak,
         )
         for order in ORDERS

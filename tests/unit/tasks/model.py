@@ -1,7 +1,6 @@
 """Naive models of what orders, counts and remembers tasks: plain lists and linear scans, each rule as it is documented.
 
-    FifoModel .. KeyedModel    the queues
-    ClassedModel               a queue of tasks that need different things
+    ShareModel                 a queue of tenants that share by weight and cost
     RoundsModel                Jain's index, from a log of what happened
     OldestModel, BacklogModel  who is dropped
     LedgerModel                states, counts, keys and which records are kept
@@ -12,12 +11,12 @@ They are slow on purpose: whatever is asked, everything is looked at again.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 from headgate.core.key_windows import Window
-from headgate.tasks.fairness import jain
+from headgate.gate.rounds import jain
 from headgate.tasks.model import PLAIN, Moment, TaskRecord, Terms
 
 SCALE = float(os.environ.get("HEADGATE_SCALE", "0.1"))
@@ -84,18 +83,6 @@ class FifoModel:
 
     def __iter__(self) -> Iterator[TaskRecord]:
         return iter(self.tasks)
-
-
-class LifoModel(FifoModel):
-    def push(self, task: TaskRecord) -> None:
-        self.tasks.insert(0, task)
-
-
-class PriorityModel(FifoModel):
-    """Of those with the highest priority, the first in the list."""
-
-    def first(self) -> TaskRecord | None:
-        return max(self.tasks, key=lambda task: task.priority, default=None)  # the first of several
 
 
 class Partitioned:
@@ -170,39 +157,6 @@ class Partitioned:
     def idle(self) -> None: ...
 
 
-class FairModel(Partitioned):
-    """A list of keys; the first has its turn and goes to the end."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.ring: list[Hashable] = []
-
-    def turn(self) -> Hashable:
-        return self.ring[0]
-
-    def opened(self, key: Hashable) -> None:
-        if key not in self.parked:
-            self.ring.append(key)
-
-    def closed(self, key: Hashable) -> None:
-        if key in self.ring:
-            self.ring.remove(key)
-
-    def served(self, key: Hashable) -> None:
-        if key in self.ring:
-            self.ring.remove(key)
-            self.ring.append(key)
-
-    def park(self, key: Hashable) -> None:
-        super().park(key)
-        self.closed(key)
-
-    def unpark(self, key: Hashable) -> None:
-        super().unpark(key)
-        if key in self.partitions and key not in self.ring:
-            self.ring.append(key)
-
-
 class ShareModel(Partitioned):
     """Start-time fair queueing. Tags are never forgotten, and the smallest is looked for among all."""
 
@@ -248,147 +202,6 @@ class ShareModel(Partitioned):
     def _list(self, key: Hashable) -> None:
         self.clock += 1
         self.listed[key] = self.clock
-
-
-class KeyedModel(Partitioned):
-    """Of the first tasks of all partitions, the best."""
-
-    KINDS = {"fifo": FifoModel, "lifo": LifoModel, "priority": PriorityModel}
-
-    def __init__(self, kind: str) -> None:
-        super().__init__(self.KINDS[kind])
-        self.kind = kind
-        self.turns = 0
-        self.ranks: dict[TaskRecord, tuple[int, int]] = {}
-
-    def push(self, task: TaskRecord) -> None:
-        self.turns += 1
-        self._rank(task, -self.turns if self.kind == "lifo" else self.turns)
-        super().push(task)
-
-    def push_front(self, task: TaskRecord) -> None:
-        self.turns += 1
-        self._rank(task, -self.turns)
-        super().push_front(task)
-
-    def _rank(self, task: TaskRecord, turn: int) -> None:
-        self.ranks[task] = (-task.priority if self.kind == "priority" else 0, turn)
-
-    def _drop(self, task: TaskRecord) -> None:
-        del self.ranks[task]
-        super()._drop(task)
-
-    def turn(self) -> Hashable:
-        return min(self.eligible(), key=lambda key: self.ranks[self.partitions[key].first()])
-
-
-class ClassedModel:
-    """One line of all that are queued; whose need is in `unserved` or whose key is parked is passed over, one by one.
-
-    A key has one place in the ring and one tag, whatever its tasks need. Of keys with the same tag, the one whose first
-    task stands before the others' in the line.
-    """
-
-    def __init__(self, kind: str, unserved: Collection[Hashable], weight: Callable[[Hashable], float]) -> None:
-        self.kind = kind
-        self.unserved = unserved
-        self.weight = weight
-        self.line: list[TaskRecord] = []
-        self.parked: set[Hashable] = set()
-        self.ring: list[Hashable] = []  # keys that are queued and not parked
-        self.tags: dict[Hashable, float] = {}  # never forgotten
-        self.virtual = 0.0
-        self.before: tuple[list[TaskRecord], list[Hashable], dict[Hashable, float], float] = ([], [], {}, 0.0)
-
-    def push(self, task: TaskRecord) -> None:
-        self._came(task.partition)
-        self.line.insert(0 if self.kind == "lifo" else len(self.line), task)
-
-    def push_front(self, task: TaskRecord) -> None:
-        self._came(task.partition)
-        self.line.insert(0, task)
-
-    def _came(self, key: Hashable) -> None:
-        if key not in self.keys():
-            self.tags[key] = max(self.virtual, self.tags.get(key, 0.0))
-            if key not in self.parked:
-                self.ring.append(key)
-
-    def keys(self) -> set[Hashable]:
-        return {task.partition for task in self.line}
-
-    def ready(self) -> list[TaskRecord]:
-        return [
-            task for task in self.line if task.terms.need not in self.unserved and task.partition not in self.parked
-        ]
-
-    def first(self) -> TaskRecord | None:
-        """The first of several that are equal, as `min` and `max` find it."""
-        ready = self.ready()
-        if self.kind == "priority":
-            return max(ready, key=lambda task: task.priority, default=None)
-        if self.kind == "fair_round_robin":
-            return min(ready, key=lambda task: self.ring.index(task.partition), default=None)
-        if self.kind == "fair_share":
-            return min(ready, key=lambda task: self.tags[task.partition], default=None)
-        return ready[0] if ready else None
-
-    def pop(self) -> TaskRecord | None:
-        task = self.first()
-        if task is None:
-            return None
-        key = task.partition
-        self.before = list(self.line), list(self.ring), dict(self.tags), self.virtual
-        self.virtual = self.tags[key] = max(self.tags[key], self.virtual)  # who was passed over claims one turn
-        self.take(task)
-        if key in self.ring:
-            self.ring.remove(key)
-            self.ring.append(key)
-        return task
-
-    def put_back(self) -> None:
-        """All is as it was before the pop."""
-        self.line, self.ring, self.tags, self.virtual = self.before
-
-    def take(self, task: TaskRecord) -> None:
-        self.tags[task.partition] += cost_of(task) / self.weight(task.partition)
-        self.remove(task)
-
-    def refuse(self, task: TaskRecord) -> None:
-        """It is taken out of turn and put back: first of all, and nothing was spent."""
-        tag = self.tags[task.partition]
-        self.remove(task)
-        self.push_front(task)
-        self.tags[task.partition] = tag
-
-    def remove(self, task: TaskRecord) -> None:
-        self.line.remove(task)
-        if task.partition in self.ring and task.partition not in self.keys():
-            self.ring.remove(task.partition)
-
-    def charge(self, task: TaskRecord) -> None:
-        key = task.partition
-        if key not in self.keys():
-            self.tags[key] = self.virtual = max(self.virtual, self.tags.get(key, 0.0))
-        self.tags[key] += cost_of(task) / self.weight(key)
-
-    def park(self, key: Hashable) -> None:
-        self.parked.add(key)
-        if key in self.ring:
-            self.ring.remove(key)
-
-    def unpark(self, key: Hashable) -> None:
-        if key in self.parked and key in self.keys():
-            self.ring.append(key)
-            self.tags[key] = max(self.tags[key], self.virtual)
-        self.parked.discard(key)
-
-    def idle(self) -> None:
-        self.tags.clear()
-        self.virtual = 0.0
-
-    def __iter__(self) -> Iterator[TaskRecord]:
-        return iter(self.line)
 
 
 # -- fairness ----------------------------------------------------------------------------------------------------------

@@ -12,14 +12,21 @@ import pytest
 
 from headgate import fair_round_robin, fair_share, fifo, lifo, priority
 from headgate.errors import InvalidArgument
+from headgate.gate import lanes
+from headgate.gate.queue import Queue
 from headgate.tasks.admission import UNBOUNDED
 from headgate.tasks.model import TaskRecord
-from headgate.tasks.scheduling.queues import by_key, fair
 from headgate.tasks.scheduling.scheduler import Scheduler
 from headgate.tasks.scheduling.slots import KeyLimits, checked_limits
 from tests.unit.tasks.model import record
 
 STRATEGIES = {one.kind: one for one in (fifo(), lifo(), priority(), fair_round_robin(), fair_share())}
+
+
+def parkable(kind: str) -> Queue:
+    queue = Queue(STRATEGIES[kind].order)
+    queue.set_apart(tenants=True)
+    return queue
 
 
 class CountingHeap:
@@ -36,6 +43,10 @@ class CountingHeap:
         self.popped += 1
         return heapq.heappop(heap)
 
+    def heapreplace(self, heap: list[Any], entry: Any) -> Any:
+        self.pushed += 1
+        return heapq.heapreplace(heap, entry)
+
     def heapify(self, heap: list[Any]) -> None:
         self.rebuilt += len(heap)
         heapq.heapify(heap)
@@ -44,8 +55,7 @@ class CountingHeap:
 @pytest.fixture
 def heaps(monkeypatch: pytest.MonkeyPatch) -> CountingHeap:
     counting = CountingHeap()
-    monkeypatch.setattr(fair, "heapq", counting)
-    monkeypatch.setattr(by_key, "heapq", counting)
+    monkeypatch.setattr(lanes, "heapq", counting)
     return counting
 
 
@@ -54,7 +64,7 @@ def heaps(monkeypatch: pytest.MonkeyPatch) -> CountingHeap:
 def test_t24_the_cap_is_kept_and_no_slot_is_wasted(kind: str, caps: Any, heaps: CountingHeap, scale: float) -> None:
     for seed in range(int(2 + 50 * scale**1.5)):
         chance = random.Random(seed)
-        queue = STRATEGIES[kind].queue(parkable=True)
+        queue = parkable(kind)
         limits = KeyLimits(caps, queue)
         running: list[TaskRecord] = []
         waiting: list[TaskRecord] = []
@@ -97,7 +107,7 @@ def _full(caps: Any, key: Hashable, active: Counter[Hashable]) -> bool:
 @pytest.mark.parametrize("kind", STRATEGIES)
 def test_t24_what_is_parked_costs_nothing(kind: str, heaps: CountingHeap) -> None:
     """A thousand keys are at their cap; one that is not is served a thousand times."""
-    queue = STRATEGIES[kind].queue(parkable=True)
+    queue = parkable(kind)
     for number in range(1_000):
         queue.push(record(number, f"parked-{number}", priority=9))
         queue.park(f"parked-{number}")
@@ -117,7 +127,7 @@ def test_t24_what_is_parked_costs_nothing(kind: str, heaps: CountingHeap) -> Non
 
 @pytest.mark.parametrize("kind", STRATEGIES)
 def test_t24_keys_that_park_again_and_again_cost_a_constant(kind: str, heaps: CountingHeap) -> None:
-    queue = STRATEGIES[kind].queue(parkable=True)
+    queue = parkable(kind)
     for number in range(500):
         queue.push(record(number, number % 100))
     turns = 20_000

@@ -3,41 +3,44 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from headgate.gate.queue import Order, Queue
 from headgate.tasks.model import TaskRecord
 from headgate.tasks.scheduling.load import Pace, seconds_of_slots
-from headgate.tasks.scheduling.queues.by_key import KeyedQueue
-from headgate.tasks.scheduling.queues.by_requirement import ClassedQueue
-from headgate.tasks.scheduling.queues.fair import FairQueue, ShareQueue
-from headgate.tasks.scheduling.queues.simple import FifoQueue, LifoQueue, PriorityQueue
 from tests.conftest import seeds
 from tests.unit.tasks.model import record
 
-EXACT: dict[str, Callable[[], Any]] = {
-    "fifo": FifoQueue,
-    "lifo": LifoQueue,
-    "priority": PriorityQueue,
-    "fair_round_robin": FairQueue,
-    "fifo with caps": lambda: KeyedQueue("fifo"),
-    "lifo with caps": lambda: KeyedQueue("lifo"),
-    "priority with caps": lambda: KeyedQueue("priority"),
+EXACT: dict[str, tuple[Order, bool]] = {
+    "fifo": (Order(), False),
+    "lifo": (Order(newest_first=True), False),
+    "priority": (Order(levels=True), False),
+    "fair_round_robin": (Order("turns"), False),
+    "fair_round_robin with levels": (Order("turns", levels=True), False),
+    "fifo with caps": (Order(), True),
+    "lifo with caps": (Order(newest_first=True), True),
+    "priority with caps": (Order(levels=True), True),
+    "fifo by requirement": (Order(), False),
+    "round robin by requirement": (Order("turns"), True),
 }
-NEARLY: dict[str, Callable[[], Any]] = {
-    "fair_share": lambda: ShareQueue(lambda key: 3.0 if key == "a" else 1.0),
-    "fifo by requirement": lambda: ClassedQueue("fifo", set()),
-    "round robin by requirement": lambda: ClassedQueue("fair_round_robin", set(), by_key=True),
+"""Orders, and whether tenants are kept apart."""
+NEARLY: dict[str, tuple[Order, bool]] = {
+    "fair_share": (Order("shares", weight=lambda key: 3.0 if key == "a" else 1.0), True),
+    "fair_share with levels": (Order("shares", weight=lambda key: 3.0 if key == "a" else 1.0, levels=True), True),
 }
 
 
-def filled(make: Callable[[], Any], chance: random.Random, tasks: int) -> tuple[Any, list[TaskRecord]]:
-    queue, queued = make(), []
+def filled(case: tuple[Order, bool], chance: random.Random, tasks: int, needs: int) -> tuple[Any, list[TaskRecord]]:
+    queue, queued = Queue(case[0]), []
+    queue.set_apart(tenants=case[1])
     for number in range(1, tasks + 1):
         task = record(
-            number, key=chance.choice("aaab" if chance.random() < 0.5 else "abcdef"), priority=chance.randrange(4)
+            number,
+            key=chance.choice("aaab" if chance.random() < 0.5 else "abcdef"),
+            priority=chance.randrange(4),
+            need=chance.randrange(needs) or None,
         )
         queue.push(task)
         queued.append(task)
@@ -58,7 +61,7 @@ def order(queue: Any) -> dict[int, int]:
 @pytest.mark.parametrize("kind", EXACT)
 @pytest.mark.parametrize("seed", seeds(100, 10))
 def test_l07_a_place_is_how_many_come_out_before(kind: str, seed: int) -> None:
-    queue, queued = filled(EXACT[kind], random.Random(seed), 60)
+    queue, queued = filled(EXACT[kind], random.Random(seed), 60, 3 if "requirement" in kind else 1)
     new = record(1000, key="z" if seed % 2 else "a", priority=2)
     told = queue.place(new, new=True).ahead
     queue.push(new)
@@ -69,7 +72,7 @@ def test_l07_a_place_is_how_many_come_out_before(kind: str, seed: int) -> None:
 @pytest.mark.parametrize("kind", NEARLY)
 @pytest.mark.parametrize("seed", seeds(100, 10))
 def test_l07_a_place_among_tenants_is_nearly_right(kind: str, seed: int) -> None:
-    queue, queued = filled(NEARLY[kind], random.Random(seed), 120)
+    queue, queued = filled(NEARLY[kind], random.Random(seed), 120, 1)
     told = {task.number: queue.place(task, new=False).ahead for task in queued}
     true = order(queue)
     assert all(abs(told[number] - true[number]) <= 5 + 0.5 * true[number] for number in true)
@@ -79,7 +82,7 @@ def test_l07_a_place_among_tenants_is_nearly_right(kind: str, seed: int) -> None
 
 @pytest.mark.parametrize("kind", ["fifo", "priority", "fair_round_robin"])
 def test_l07_a_place_far_behind_is_estimated_in_bounded_time(kind: str) -> None:
-    queue = EXACT[kind]()
+    queue = Queue(EXACT[kind][0])
     tasks = [record(number, key=f"t{number % 7}", priority=number % 3) for number in range(1, 20_001)]
     for task in tasks:
         queue.push(task)

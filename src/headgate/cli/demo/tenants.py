@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from headgate.tasks.fairness import Backlogs
+from headgate.gate.rounds import Backlogs
 
 FLOOD, SMALL = "flood", ("ann", "bob")
 TENANTS = (FLOOD, *SMALL)

@@ -27,9 +27,9 @@ from headgate.sharing.states import ClockOffset, SharedState
 from headgate.tasks.events import POOLS, PoolLeaseLost, PoolSettingsDiffer, PoolStoreTrouble
 from headgate.tasks.model import Scope, TaskRecord, View
 from headgate.tasks.scheduling.idempotency import work_of
-from headgate.tasks.scheduling.queues.shared import token_of
 from headgate.tasks.scheduling.share import Share
-from headgate.tasks.strategies import FairShare, Strategy
+from headgate.tasks.scheduling.shared_queue import token_of
+from headgate.tasks.strategies import FairRoundRobin, FairShare, Strategy
 
 if TYPE_CHECKING:
     from headgate.tasks.runtime.executor import Executor
@@ -369,7 +369,8 @@ def shared_settings(strategy: Strategy, limit: int, key_limits: int | Mapping[Ha
                 remedy='Pass something like {"acme": 3.0}.',
             )
         weights = {token_of(tenant): weight for tenant, weight in strategy.weights.items()}
-    return Settings(limit, strategy.kind, weights, _caps_of(key_limits))
+    levels = isinstance(strategy, (FairRoundRobin, FairShare)) and strategy.levels
+    return Settings(limit, strategy.kind, weights, _caps_of(key_limits), levels)
 
 
 def _caps_of(limits: int | Mapping[Hashable, int] | None) -> int | dict[str, int] | None:
@@ -382,6 +383,7 @@ def _described(settings: Settings) -> dict[str, Any]:
         "queue": settings.kind,
         "weights": settings.weights,
         "max_concurrent_per_key": settings.caps,
+        **({"levels": True} if settings.levels else {}),
     }
 
 

@@ -8,6 +8,7 @@ is waiting: for a place in the queue, or, in a durable pool, for the disk. Both 
 from __future__ import annotations
 
 import asyncio
+import logging
 from asyncio import _get_running_loop
 from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from contextlib import nullcontext
@@ -42,8 +43,8 @@ from headgate.tasks.runtime.reporting import Reporter
 from headgate.tasks.runtime.results import ResultPolicy
 from headgate.tasks.runtime.shared_budget import SharedBudget
 from headgate.tasks.scheduling.idempotency import OnConflict, difference, equal, unequal, work_of
-from headgate.tasks.scheduling.queues.shared import token_of
 from headgate.tasks.scheduling.scheduler import Scheduler
+from headgate.tasks.scheduling.shared_queue import token_of
 from headgate.tasks.scheduling.states import TaskStates
 from headgate.tasks.scheduling.submit_queue import Arrival, SubmitQueue
 from headgate.tasks.strategies import KEY, Strategy
@@ -56,6 +57,9 @@ class Claim(NamedTuple):
     arrival: Arrival
     future: asyncio.Future[None]
     timer: asyncio.TimerHandle | None
+
+
+_log = logging.getLogger("headgate.tasks")
 
 
 class Submitter:
@@ -79,6 +83,7 @@ class Submitter:
         self._strategy = strategy
         self._plain = strategy.plain
         self._fair = strategy.key
+        self._ignores_priority = strategy.order.by != "arrival" and not strategy.order.levels  # and has not said so yet
         self._stale_after = stale_after
         self._results = results
         self._on_conflict: OnConflict = on_conflict
@@ -129,6 +134,8 @@ class Submitter:
             priority, key, partition, terms = self._parsed(options, args, moment.now, fn)
             if terms.need is not None:
                 self._scheduler.check_need(terms.need)
+        if priority and self._ignores_priority:
+            self._hint_at_levels()
         if partition is None and (tenant := TENANT.get()) is not None:  # what `parse` does, where it was not called
             partition, key = tenant, tenant if self._fair == KEY else None
         if self._shared:
@@ -157,6 +164,14 @@ class Submitter:
                 return task
         return self._place(task, wait)
 
+    def _hint_at_levels(self) -> None:
+        self._ignores_priority = False
+        kind = self._strategy.kind
+        _log.info(
+            "%s: priority= has no effect with %s(%r); %s(%r, levels=True) starts tasks of a higher priority first",
+            *(self._executor.name, kind, self._fair, kind, self._fair),
+        )
+
     def _parsed(self, options: dict[str, Any], args: tuple[Any, ...], now: float, fn: Callable[..., Any]) -> Asked:
         return parse(options, args, self._strategy, now, self._allocator, fn, TENANT.get())
 
@@ -172,6 +187,8 @@ class Submitter:
         priority, key, partition, terms = self._parsed(options, args, moment.now, fn)
         if terms.need is not None:
             self._scheduler.check_need(terms.need)
+        if priority and self._ignores_priority:
+            self._hint_at_levels()
         if self._shared:
             token_of(partition)
         number = next(self._states.numbers)

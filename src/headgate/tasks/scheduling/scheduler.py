@@ -13,14 +13,12 @@ from itertools import islice
 from typing import Literal
 
 from headgate.errors import InvalidArgument, PoolBusy, QueueFull
+from headgate.gate.queue import MOST_NEEDS, Place, Queue
+from headgate.gate.rounds import Backlogs
 from headgate.tasks.admission import Answer, OfLargestBacklog, Policy, victims_of
-from headgate.tasks.fairness import Backlogs
-from headgate.tasks.model import PLAIN, TaskRecord
-from headgate.tasks.scheduling.queues.by_requirement import MAX_CLASSES, ClassedQueue
-from headgate.tasks.scheduling.queues.fair import FairQueue, ShareQueue
-from headgate.tasks.scheduling.queues.places import Place
-from headgate.tasks.scheduling.queues.simple import Queue
+from headgate.tasks.model import TaskRecord
 from headgate.tasks.scheduling.share import Share
+from headgate.tasks.scheduling.shared_queue import SharedQueue
 from headgate.tasks.scheduling.slots import Families, KeyLimits, Slot, Slots, Waits, refuse_cycle
 from headgate.tasks.strategies import Strategy
 
@@ -38,14 +36,11 @@ class Scheduler:
     __slots__ = (
         "_aside",
         "_backlogs",
-        "_classed",
         "_direct",
         "_families",
         "_limits",
-        "_need",
         "_share",
         "_tracked",
-        "_various",
         "_victims",
         "coming",
         "policy",
@@ -73,18 +68,14 @@ class Scheduler:
         self._limits: KeyLimits | None = None
         self._direct = share is None  # may an ended task's slot go to the next without asking anybody?
         self._share = share
-        # Are there queued tasks of several needs, or were there? The queue of a share always keeps them apart.
-        self._classed = share is not None
-        self._various = False  # might there be any but those that need nothing?
-        self._need: Hashable = None  # of all that are queued, as long as it is one
         self.unserved: set[Hashable] = set() if share is None else share.unserved
         """Requirements that nothing can serve now: the tasks that have one keep their turn, and do not start."""
         self.policy: Policy = policy
         # In a shared budget a task starts with a granted slot, and that is all: tasks that still run after a lost lease
         # must not keep those from starting that were granted slots since.
         self.slots: Slots = Slots(limit if share is None else sys.maxsize)
-        self.queue: Queue = strategy.queue() if share is None else share.queue
-        self._backlogs = None if isinstance(self.queue, (FairQueue, ShareQueue)) else Backlogs()
+        self.queue: Queue | SharedQueue = Queue(strategy.order, self.unserved) if share is None else share.queue
+        self._backlogs = Backlogs() if self.queue.jain is None else None
         self._tracked = self._victims is not None or self._backlogs is not None
         if key_limits is not None:
             self.limit_keys(key_limits)
@@ -94,10 +85,10 @@ class Scheduler:
     @property
     def jain(self) -> float:
         """Jain's index of fairness between keys, lately."""
-        if self._backlogs is not None:
-            return self._backlogs.rounds.index()
-        rounds = self.queue.rounds if isinstance(self.queue, (FairQueue, ShareQueue, ClassedQueue)) else None
-        return rounds.index() if rounds is not None else 1.0
+        jain = self.queue.jain
+        if jain is None:
+            return 1.0 if self._backlogs is None else self._backlogs.rounds.index()
+        return jain
 
     def announce(self) -> None:
         """Tell the processes that share the budget, if any do: a submitter waits for a place, or tasks can be served
@@ -217,8 +208,6 @@ class Scheduler:
             self.coming.discard(task)
         if self._aside and task in self._aside:
             self._leave_aside(task)
-        if self._various or task.terms is not PLAIN:
-            self._sort(task)
         self.queue.push(task)
         if self._tracked or task.parent is not None:
             self._joined(task)
@@ -227,8 +216,6 @@ class Scheduler:
         """Queue a task again whose attempt has ended, as the first of its tenant."""
         if self._aside and task in self._aside:
             self._leave_aside(task)
-        if self._various or task.terms is not PLAIN:
-            self._sort(task)
         self.queue.push_front(task)
         self._joined(task)
 
@@ -279,36 +266,18 @@ class Scheduler:
 
     # -- needs ---------------------------------------------------------------------------------------------------------
 
-    def _sort(self, task: TaskRecord) -> None:
-        """Change to a queue by requirement when a task joins that has another requirement than all before it."""
-        need = task.terms.need
-        if self._classed or need == self._need:
-            return
-        if not len(self.queue):
-            self._need, self._various = need, need is not None
-            return
-        self._classed = self._various = True
-        self._rebuild(None if self._limits is None else self._limits.limits)
-
     def check_need(self, need: Hashable) -> None:
         """Raise InvalidArgument if too many different requirements are queued already."""
-        if isinstance(self.queue, ClassedQueue):
-            known = self.queue.classes
-            if len(known) >= MAX_CLASSES and need not in known:
-                raise InvalidArgument(
-                    f"tasks with {MAX_CLASSES} different combinations of tags and exclude are queued, all that a pool "
-                    "keeps apart",
-                    remedy="Use fewer combinations, wait until some have run, or make another pool.",
-                )
+        if not self.queue.has_room_for(need):
+            raise InvalidArgument(
+                f"tasks with {MOST_NEEDS} different combinations of tags and exclude are queued, all that a pool "
+                "keeps apart",
+                remedy="Use fewer combinations, wait until some have run, or make another pool.",
+            )
 
     def keeps_apart(self, need: Hashable) -> bool:
-        """Whether queued tasks may be given this requirement: at most half of the classes are made in this way."""
-        known = self.queue.classes if isinstance(self.queue, ClassedQueue) else self.unserved
-        return need in known or len(known) < MAX_CLASSES // 2
-
-    def _servable(self) -> bool:
-        """May anything in the queue start, as far as requirements go? (A queue by requirement knows by itself.)"""
-        return self._classed or self._need not in self.unserved
+        """Whether queued tasks may be given this requirement: at most half of the needs are made in this way."""
+        return self.queue.has_room_for(need, MOST_NEEDS // 2)
 
     def _joined(self, task: TaskRecord) -> None:
         if self._backlogs is not None and task.partition is not None:
@@ -340,7 +309,7 @@ class Scheduler:
             return None
         task = self._descendant(slot) if slot.lenders and self._share is None else None
         if task is None:
-            task = self.queue.pop() if not self.unserved or self._servable() else None
+            task = self.queue.pop()
             if task is None:
                 slots.put(slot)
                 return None
@@ -358,7 +327,7 @@ class Scheduler:
         if slot is None or slot.lenders or slots.returning or not self._direct or slots.excess:
             self.release(task)
             return None
-        heir = self.queue.pop() if not self.unserved or self._servable() else None
+        heir = self.queue.pop()
         if heir is None:
             self.release(task)
             return None
@@ -395,8 +364,6 @@ class Scheduler:
     def return_slot(self, task: TaskRecord) -> None:
         """Take back a slot that a task cannot use, and queue the task again: it is still its turn."""
         self.release(task, freed="unused")
-        if self._various or task.terms is not PLAIN:
-            self._sort(task)
         self.queue.put_back(task)
         self._joined(task)
 
@@ -405,31 +372,15 @@ class Scheduler:
         self.slots.resize(limit)
 
     def limit_keys(self, limits: int | Mapping[Hashable, int] | None) -> None:
-        """Limit the active tasks of each tenant from now on."""
-        self._rebuild(limits)
-
-    def _rebuild(self, limits: int | Mapping[Hashable, int] | None) -> None:
-        """Put all queued tasks into another queue, in the order in which they would have come out of this one."""
+        """Limit the active tasks of each tenant from now on. (The caps of a shared budget are kept elsewhere.)"""
+        assert isinstance(self.queue, Queue), "its slots are its own"
         if self._limits is not None:
             self._limits.lift()
-        unserved, kept = set(self.unserved), self.queue
-        self.unserved.clear()  # else nothing of it comes out
-        accounts = kept.accounts() if isinstance(kept, (ShareQueue, ClassedQueue)) else None
-        queued = list(iter(kept.pop, None))
-        self.unserved |= unserved
-        parkable = limits is not None
-        if self._classed:
-            self.queue = self.strategy.classed_queue(self.unserved, parkable=parkable)
-        else:
-            self.queue = self.strategy.queue(parkable=parkable)
-        if accounts is not None and isinstance(self.queue, (ShareQueue, ClassedQueue)):
-            self.queue.inherit(*accounts)
+        self.queue.set_apart(tenants=limits is not None)
         self._limits = KeyLimits(limits, self.queue) if limits is not None else None
         self._direct = self._limits is None
         if self._limits is not None:
             self._limits.count(task.partition for task in self.slots.holders())
-        for task in reversed(queued) if self.strategy.kind == "lifo" else queued:
-            self.queue.push(task)
 
     def _occupy(self, task: TaskRecord, slot: Slot) -> None:
         task.slot = slot

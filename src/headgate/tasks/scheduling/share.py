@@ -23,7 +23,7 @@ from typing import Final
 from headgate.sharing.slots import FAIR, MOST_WANTS, Charge, MemberView, Said, Settings, Told, Want
 from headgate.sharing.states import ClockOffset
 from headgate.tasks.model import TaskRecord
-from headgate.tasks.scheduling.queues.shared import SharedQueue
+from headgate.tasks.scheduling.shared_queue import SharedQueue
 
 BLOCK: Final = 0.005
 """Seconds for which a granted slot goes from task to task without asking."""
@@ -209,11 +209,15 @@ class Share:
         return self._take(self._returns, task)
 
     def _take(self, slots: list[str], task: TaskRecord) -> bool:
-        token = self.queue.token(task)
-        if not slots or not self.queue.is_valid() or (self.settings.caps is not None and token not in slots):
+        token, queue = self.queue.token(task), self.queue
+        if not slots or not queue.is_valid():
             return False
-        slots.remove(token if token in slots else slots[-1])
-        return True
+        fitting = [slot for slot in slots if slot == token] or [
+            slot for slot in slots if self.settings.caps is None or queue.tenant(slot) == queue.tenant(token)
+        ]
+        if fitting:
+            slots.remove(fitting[-1])
+        return bool(fitting)
 
     def announce(self) -> None:
         """Have the others told soon: a lender wants a slot again, a submitter waits for a place, or tasks can be served
@@ -314,7 +318,7 @@ class Share:
         self.alone, self._counted = told.alone, told.counts
         for tenant, tag in told.recent:
             queue.set_tag(tenant, tag)
-        queue.virtual = max(queue.virtual, told.virtual)
+        queue.move_on(told.virtual)
         for grant in told.grants:
             if grant.returning:
                 self._returns.append(grant.tenant)

@@ -24,8 +24,8 @@ from collections import Counter, OrderedDict
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 
 from headgate.errors import InvalidArgument, WaitCycle
+from headgate.gate.queue import Queue
 from headgate.tasks.model import TaskRecord
-from headgate.tasks.scheduling.queues.simple import Queue
 
 
 class Slot:

@@ -497,6 +497,55 @@ def test_g11_tenants_take_turns_across_processes_and_many_tasks_gain_nothing() -
     assert jain(counts) >= 0.99, first
 
 
+@pytest.mark.parametrize("kind", ["fair_round_robin", "fair_share"])
+@pytest.mark.parametrize("caps", [None, 1])
+def test_l01_g11_levels_and_turns_are_those_of_all_processes_together(kind: str, caps: int | None) -> None:
+    place, (one, two) = world(1, kind, levels=True, caps=caps)
+    one.submit("busy", 9)
+    talk(one, two)
+    for number in range(24):
+        (one, two)[number % 2].submit("ab"[number // 2 % 2], number // 4 % 3)
+    finish_one_by_one(place)
+    tasks = place.started[1:]
+    assert [task.priority for task in tasks] == [2] * 8 + [1] * 8 + [0] * 8
+    for level in (0, 8, 16):
+        turns = [task.partition for task in tasks[level : level + 8]]
+        assert all(set(turns[at : at + 2]) == {"a", "b"} for at in range(0, 8, 2)), "tenants take turns at each level"
+
+
+def test_l01_what_a_tenant_had_at_one_level_costs_it_nothing_at_another() -> None:
+    place, (one, two) = world(1, "fair_share", levels=True)
+    one.submit("busy", 9)
+    talk(one, two)
+    for _ in range(10):
+        one.submit("rich", 5, cost=100.0)
+    for _ in range(5):
+        one.submit("rich", 1)
+        two.submit("poor", 1)
+    finish_one_by_one(place)
+    turns = [task.partition for task in place.started[11:]]
+    assert all(set(turns[at : at + 2]) == {"rich", "poor"} for at in range(0, 10, 2))
+
+
+def test_l01_g04_the_cap_of_a_tenant_counts_all_its_levels() -> None:
+    place, (one, two) = world(4, "fair_round_robin", levels=True, caps=2)
+    busy = [one.submit(f"busy-{number}") for number in range(4)]
+    talk(one, two)
+    for level in (2, 1, 0):
+        one.submit("a", level)
+        two.submit("a", level)
+    one.submit("b", 0)
+    talk(one, two)
+    for task in busy:
+        one.end(task)
+        talk(one, two)
+    assert Counter(task.partition for task in place.started[4:]) == {"a": 2, "b": 1}
+    assert [task.priority for task in place.started if task.partition == "a"] == [2, 2]
+    one.end(next(task for task in one.running if task.partition == "a"))
+    talk(one, two)
+    assert [task.priority for task in place.started if task.partition == "a"] == [2, 2, 1]
+
+
 def test_g11_a_newcomer_waits_at_most_one_round() -> None:
     place, pools = world(1, "fair_round_robin", pools=3)
     for number in range(12):

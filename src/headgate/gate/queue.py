@@ -1,0 +1,565 @@
+"""One queue for every order: fifo, lifo, priority, fair rotation, weighted shares, and levels above tenants. Pure.
+
+Three things decide where a task stands: its level (`priority`, where the order has levels), its tenant's turn (where
+tenants are served fairly), and when it joined. Tasks that agree in level, tenant and need stand in one **lane**, the
+oldest first. The lanes of a level and tenant belong to one **account**, which has the tenant's turn: whatever its tasks
+need, a tenant has one turn. Lanes with the same need form a **group**. While nothing can serve a need, the group is
+passed over as a whole, however many tasks are in it, and afterwards every task stands where it stood. The next task is
+the head of the first lane of the open groups.
+
+How the lanes of a group are ordered:
+
+- *Arrival* (fifo, lifo, priority): by level, then by the turn of the first task.
+- *Turns* (fair round robin): by level, then the account that was served longest ago. A tenant that floods gets one turn
+  a round, like everyone else, and a newcomer waits one round at most.
+- *Shares* (start-time fair queueing, Goyal, Vin and Cheng 1996): by level, then by the account's *tag*, the virtual
+  time at which its next task should begin. A task of cost c moves the tag by c / weight; virtual time is the tag of
+  what was served last. While two tenants have tasks queued, what they got differs, divided by their weights, by at most
+  ``max cost i / weight i + max cost j / weight j``, whatever the others do. A tenant that runs empty keeps its tag
+  until virtual time has passed it, so work that is still running counts.
+
+Levels are strict: a lower one may starve. Turns and tags are kept for each level.
+
+A queued task is linked into its lane by its own `before` and `after`, so queueing makes no object, and taking one out
+of the middle (a cancel, an expiry, a descendant that goes first) costs the same as taking the first. Turns without
+levels keep the lanes of a group in a ring. Every other order keeps them in a heap, where serving a tenant can only move
+it back: an entry that turns out to be too early when it reaches the top is put where it belongs. So a task costs
+O(needs + log accounts).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from operator import attrgetter
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
+
+from headgate.gate.lanes import Account, Heap, Lane, Level, Queued, Ring
+from headgate.gate.rounds import Rounds, index_of
+
+MOST_NEEDS: Final = 64
+"""How many different needs a queue keeps apart."""
+MANY: Final = 1_000
+"""How many tenants or levels a place is computed from. Of more, these stand for the rest."""
+_LEVELS: Final = 64
+"""Levels that nothing is queued at are dropped when there are more."""
+
+By: TypeAlias = Literal["arrival", "turns", "shares"]
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Which task is next."""
+
+    by: By = "arrival"
+    """Whether tasks go by their arrival, tenants take turns, or tenants share by weight and cost."""
+    newest_first: bool = False
+    levels: bool = False
+    """Does a higher priority go before every lower one?"""
+    weight: Callable[[Any], float] | None = None
+    """The weight of a tenant; None: they all have the same."""
+
+
+class Place(NamedTuple):
+    """How many tasks start before one, if no others come."""
+
+    ahead: float
+    own: float
+    """How many of these are of its own tenant."""
+
+
+class Queue:
+    """Tasks in an order. A task is in it at most once."""
+
+    __slots__ = (
+        "_accounts",
+        "_by_level",
+        "_by_tenant",
+        "_fair",
+        "_group",
+        "_groups",
+        "_levels",
+        "_most_levels",
+        "_newest",
+        "_parked",
+        "_serial",
+        "_shares",
+        "_size",
+        "_takes_turns",
+        "_tenant",
+        "_turn",
+        "_undo",
+        "_weight",
+        "unserved",
+    )
+
+    def __init__(
+        self,
+        order: Order,
+        unserved: Collection[Hashable] = (),
+        tenant: Callable[[Any], Hashable] = attrgetter("partition"),
+    ) -> None:
+        """`unserved` holds the needs that nothing can serve now. It is looked at here, and changed elsewhere.
+
+        `tenant` tells whose a task is.
+        """
+        self.unserved: Collection[Hashable] = unserved
+        self._tenant = tenant
+        self._newest = order.newest_first
+        self._by_level = order.levels
+        self._fair = self._by_tenant = order.by != "arrival"
+        self._shares = order.by == "shares"
+        self._takes_turns = order.by == "turns" and not order.levels
+        self._weight = order.weight
+        self._accounts: dict[Hashable, Account] = {}
+        self._groups: dict[Hashable, Ring | Heap] = {}
+        self._group: Ring | Heap | None = None  # the only one
+        self._levels: dict[int, Level] = {}
+        self._most_levels = _LEVELS
+        self._parked: set[Hashable] = set()
+        self._serial = 0  # of turns of accounts
+        self._turn = 0  # of tasks
+        self._size = 0
+        self._undo: tuple[int, int, float, float] = _NOTHING
+
+    # -- in ------------------------------------------------------------------------------------------------------------
+
+    def push(self, task: Queued) -> None:
+        """Queue a task from now on."""
+        number = task.number
+        if number <= self._turn:  # one that was made later has joined before it
+            number = self._turn + 1
+        self._turn = number
+        if self._newest:
+            self._join(task, -number)
+            return
+        if self._by_tenant:
+            account = self._accounts.get(self._key(task) if self._by_level else self._tenant(task))
+        else:
+            account = self._accounts.get(task.priority if self._by_level else None)
+        if account is None or account.tail is None or account.need != task.terms.need:
+            self._join(task, number)
+            return
+        task.turn = number
+        tail = account.tail  # Chain.append, without the call (benchmarks/tasks.py)
+        tail.after = task
+        task.before = tail
+        account.tail = task
+        account.size += 1
+        self._size += 1
+
+    def push_front(self, task: Queued) -> None:
+        """Queue a task as the next of its tenant (and level)."""
+        self._turn += 1
+        self._join(task, -self._turn)
+
+    def put_back(self, task: Queued) -> None:
+        """Queue a task again that left and cannot start. If it was the last to leave, everything is as it was."""
+        if not task.turn:  # it never queued
+            self.push_front(task)
+            return
+        (number, order, tag, virtual), self._undo = self._undo, _NOTHING
+        lane = self._join(task, task.turn)
+        if number == task.number and self._fair:
+            account: Account = lane.account
+            account.order = order
+            if self._shares:
+                account.tag, account.level.virtual = tag, virtual
+            for one in account.lanes():
+                if one.entry:
+                    self._groups[one.need].advance(one)
+
+    def _join(self, task: Queued, turn: int) -> Lane:
+        """Queue a task where this turn is."""
+        task.turn = turn
+        lane = self._lane(task)
+        head, tail = lane.head, lane.tail
+        self._size += 1
+        if tail is None or turn > tail.turn:
+            lane.append(task)
+        else:
+            lane.insert(task)
+        group = self._groups[lane.need]
+        if head is None:
+            group.lanes += 1
+            if not lane.account.parked:
+                group.enter(lane)
+        elif not self._fair and lane.entry and lane.head is task:
+            group.advance(lane)
+        return lane
+
+    def _key(self, task: Queued) -> Hashable:
+        """The key of a task's account."""
+        if not self._by_level:
+            return self._tenant(task) if self._by_tenant else None
+        return (task.priority, self._tenant(task)) if self._by_tenant else task.priority
+
+    def _lane(self, task: Queued) -> Lane:
+        """The lane that a task belongs to, and its account and group: those that are missing are made."""
+        need, key = task.terms.need, self._key(task)
+        if need not in self._groups:
+            if self._group is not None and not self._group.lanes:
+                self._groups.clear()
+            group = self._groups[need] = Ring(need) if self._takes_turns else Heap(need, fair=self._fair)
+            self._group = group if len(self._groups) == 1 else None
+        account = self._accounts.get(key)
+        if account is None:
+            return self._open(key, task)
+        if account.need == need:
+            return account
+        for lane in account.others or ():
+            if lane.need == need:
+                return lane
+        lane = Lane(need)
+        lane.account = account
+        account.others = [*(account.others or ()), lane]
+        return lane
+
+    def _open(self, key: Hashable, task: Queued) -> Account:
+        tenant = self._tenant(task) if self._by_tenant else None
+        level = self._level(task)
+        account = self._accounts[key] = Account(key, tenant, level, task.terms.need)
+        account.parked = tenant in self._parked
+        level.accounts += 1
+        if level.rounds is not None:
+            self._serial += 1
+            account.order = self._serial
+            if not account.parked:
+                level.rounds.opened(account)
+            if self._shares:
+                account.weight = self._weight_of(tenant)
+                account.tag = level.first_tag(tenant)
+                level.past.pop(tenant, None)
+        return account
+
+    def _weight_of(self, tenant: Hashable) -> float:
+        return 1.0 if self._weight is None else self._weight(tenant)
+
+    def _level(self, task: Queued) -> Level:
+        return self._level_of(task.priority)
+
+    def _level_of(self, priority: int) -> Level:
+        rank = -priority if self._by_level else 0
+        level = self._levels.get(rank)
+        if level is None:
+            if len(self._levels) >= self._most_levels:
+                self._levels = {rank: one for rank, one in self._levels.items() if one.accounts or one.past}
+                self._most_levels = 2 * len(self._levels) + _LEVELS
+            level = self._levels[rank] = Level(rank, Rounds() if self._fair else None)
+        return level
+
+    # -- out -----------------------------------------------------------------------------------------------------------
+
+    def pop(self) -> Any:
+        """Take out the task that is next; None if no task can be served."""
+        group = self._group
+        if group is None:
+            lane = self._first_of_all()
+        elif self.unserved and group.need in self.unserved:
+            return None
+        else:
+            lane = group.first()
+        if lane is None:
+            return None
+        task = lane.head
+        if self._takes_turns and isinstance(group, Ring):  # `_serve`, where it is simple (benchmarks/tasks.py)
+            account = lane.account
+            self._undo = task.number, account.order, 0.0, 0.0
+            self._serial += 1
+            account.order = self._serial
+            group.turn = lane.following
+            rounds = account.level.rounds  # Rounds.served
+            rounds.length += 1
+            if account.round <= rounds.number:
+                account.round = rounds.number + 1
+                account.got = 1.0
+                rounds.sum += 1.0
+                rounds.squares += 1.0
+                rounds.pending -= 1
+            elif account.got:
+                rounds.sum += 1.0
+                rounds.squares += 2 * account.got + 1.0
+                account.got += 1.0
+            if rounds.pending <= 0:
+                rounds.turn()
+        elif self._fair:
+            self._serve(lane.account, task)
+        after = task.after
+        if after is None:
+            self._unlink(lane, task)
+            return task
+        lane.head = after  # Chain.unlink
+        task.after = after.before = None
+        lane.size -= 1
+        self._size -= 1
+        return task
+
+    def take(self, task: Queued) -> None:
+        """Take out a task to run it out of turn. Its tenant is charged for it, and keeps its turn."""
+        lane = self._lane(task)
+        account = lane.account
+        if self._shares:
+            self._serve(account, task, out_of_turn=True)
+        else:
+            self._undo = task.number, account.order, 0.0, 0.0
+            if self._fair:
+                account.level.rounds.served(account)
+        self._unlink(lane, task)
+
+    def remove(self, task: Queued) -> None:
+        """Take out a task that will not run."""
+        self._unlink(self._lane(task), task)
+
+    def charge(self, task: Queued) -> None:
+        """Count the turn of a task that starts without having queued, where tenants share by cost."""
+        if not self._shares:
+            return
+        account = self._accounts.get(self._key(task))
+        if account is not None:
+            account.tag += _cost(task) / account.weight
+            return
+        level, tenant = self._level(task), self._tenant(task)
+        start = level.first_tag(tenant)
+        level.virtual = max(level.virtual, start)
+        level.remember(tenant, start + _cost(task) / self._weight_of(tenant))
+
+    def _serve(self, account: Account, task: Queued, *, out_of_turn: bool = False) -> None:
+        """Give an account its turn."""
+        level = account.level
+        assert level.rounds is not None, "it is fair"
+        self._undo = task.number, account.order, account.tag, level.virtual
+        amount = 1.0
+        if self._shares:
+            if not out_of_turn:
+                # A tenant that was passed over, because nothing could serve it, has kept its turn, and claims no more.
+                level.virtual = account.tag = max(account.tag, level.virtual)
+            amount = _cost(task) / account.weight
+            account.tag += amount
+        self._serial += 1
+        account.order = self._serial
+        level.rounds.served(account, amount)
+        if self._takes_turns:  # in a heap, a lane that has to move back is noticed when it is first
+            for lane in account.lanes():
+                group = self._groups[lane.need]
+                if isinstance(group, Ring) and lane.entry:
+                    group.advance(lane)
+
+    def _unlink(self, lane: Lane, task: Queued) -> None:
+        """Take a task out of its lane, and forget the lane if that was its last."""
+        lane.unlink(task)
+        self._size -= 1
+        if lane.head is not None:
+            return
+        need, account = lane.need, lane.account
+        group = self._groups[need]
+        if lane.entry:
+            group.leave(lane)
+        group.lanes -= 1
+        if not group.lanes and len(self._groups) > 1:
+            del self._groups[need]
+            self._group = next(iter(self._groups.values())) if len(self._groups) == 1 else None
+        if lane is not account:
+            account.others = [one for one in account.others if one is not lane] or None
+            lane.account = None
+        if account.head is None and account.others is None:
+            self._close(account)
+
+    def _close(self, account: Account) -> None:
+        del self._accounts[account.key]
+        level = account.level
+        level.accounts -= 1
+        if level.rounds is not None and not account.parked:
+            level.rounds.closed(account)
+        if self._shares:
+            level.remember(account.tenant, account.tag)
+        account.account = None  # it referred to itself
+
+    def _first_of_all(self) -> Lane | None:
+        """The lane that is next of all groups that are open."""
+        unserved, firsts = self.unserved, []
+        for need, group in self._groups.items():
+            if need not in unserved and (lane := group.first()) is not None:
+                firsts.append(lane)
+        return min(firsts, key=self._rank, default=None)
+
+    def _rank(self, lane: Lane) -> tuple[int, float, int, int]:
+        account = lane.account
+        return account.level.rank, account.tag, account.order, lane.head.turn
+
+    # -- for a queue that others share ---------------------------------------------------------------------------------
+
+    def first_accounts(self, most: int) -> list[Account]:
+        """The accounts that are next and can be served, in order. (Not where tenants take turns without tags.)"""
+        lanes = [
+            lane
+            for need, group in self._groups.items()
+            if need not in self.unserved and isinstance(group, Heap)
+            for lane in group.smallest(most)
+        ]
+        accounts = dict.fromkeys(lane.account for lane in sorted(lanes, key=self._rank))
+        return list(islice(accounts, most))
+
+    def accounts_of(self, tenant: Hashable) -> list[Account]:
+        """The accounts of a tenant, one for each level at which it has tasks queued, the first level first."""
+        if not self._by_level:
+            account = self._accounts.get(tenant)
+            return [] if account is None else [account]
+        keys = [(-rank, tenant) for rank in sorted(self._levels)]
+        return [account for key in keys if (account := self._accounts.get(key)) is not None]
+
+    def priorities(self) -> list[int]:
+        """The priorities at which tasks are queued, where there are levels; otherwise 0. The highest is first."""
+        return [-rank for rank in sorted(self._levels) if self._levels[rank].accounts]
+
+    def first_of(self, accounts: Iterable[Account]) -> Any:
+        """The first task of the first of these accounts that something can serve."""
+        for account in accounts:
+            if lanes := self.open_lanes(account):
+                return min((lane.head for lane in lanes), key=attrgetter("turn"))
+        return None
+
+    def tag(self, tenant: Hashable, priority: int = 0) -> float:
+        """The tag of a tenant, at the level of this priority."""
+        account = self._accounts.get((priority, tenant) if self._by_level else tenant)
+        return self._level_of(priority).first_tag(tenant) if account is None else account.tag
+
+    def set_tag(self, tenant: Hashable, tag: float, priority: int = 0) -> None:
+        """Let a tenant have this tag, at the level of this priority."""
+        account = self._accounts.get((priority, tenant) if self._by_level else tenant)
+        if account is None:
+            level = self._level_of(priority)
+            if tag > level.virtual:
+                level.remember(tenant, tag)
+        elif account.tag != tag:
+            is_smaller, account.tag = tag < account.tag, tag
+            for lane in account.lanes() if is_smaller else ():
+                self._groups[lane.need].advance(lane)
+
+    def virtual(self, priority: int = 0) -> float:
+        """Virtual time at the level of this priority."""
+        return self._level_of(priority).virtual
+
+    def move_on(self, virtual: float, priority: int = 0) -> None:
+        """Let virtual time be at least this, at the level of this priority."""
+        level = self._level_of(priority)
+        level.virtual = max(level.virtual, virtual)
+
+    # -- tenants and needs ---------------------------------------------------------------------------------------------
+
+    def park(self, tenant: Hashable) -> None:
+        """Pass over the tasks of this tenant until `unpark`."""
+        self._parked.add(tenant)
+        for account in self.accounts_of(tenant):
+            if not account.parked:
+                account.parked = True
+                for lane in account.lanes():
+                    self._groups[lane.need].leave(lane)
+                if account.level.rounds is not None:
+                    account.level.rounds.closed(account)
+
+    def unpark(self, tenant: Hashable) -> None:
+        """Let the tasks of this tenant take their turns again. It claims at most the one turn that it missed."""
+        self._parked.discard(tenant)
+        for account in self.accounts_of(tenant):
+            if account.parked:
+                account.parked = False
+                level = account.level
+                if level.rounds is not None:
+                    account.tag = max(account.tag, level.virtual)
+                    level.rounds.opened(account)
+                for lane in account.lanes():
+                    self._groups[lane.need].enter(lane)
+
+    def set_apart(self, tenants: bool) -> None:
+        """Keep tenants apart, so that they can be parked, or no longer. Nobody is parked. Fair orders always do."""
+        if self._fair or tenants == self._by_tenant:
+            return
+        tasks = sorted(self, key=lambda task: task.turn)
+        for task in tasks:
+            self.remove(task)
+        self._by_tenant = tenants
+        for task in tasks:
+            self._join(task, task.turn)
+
+    def has_room_for(self, need: Hashable, most: int = MOST_NEEDS) -> bool:
+        """Whether tasks with this need are kept apart already, or fewer than `most` others are."""
+        return need in self._groups or len(self._groups) < most
+
+    def idle(self) -> None:
+        """Forget what tenants have had: nothing is queued and nothing runs."""
+        for level in self._levels.values():
+            level.past.clear()
+            level.virtual = 0.0
+        self._undo = _NOTHING
+
+    # -- seeing --------------------------------------------------------------------------------------------------------
+
+    @property
+    def jain(self) -> float | None:
+        """Jain's index of fairness between tenants, lately; None if the order is not fair."""
+        levels = (level.rounds for level in self._levels.values())
+        return index_of(rounds for rounds in levels if rounds is not None) if self._fair else None
+
+    def place(self, task: Queued, *, new: bool) -> Place:
+        """Estimate how many tasks start before this one, which is queued or, if `new`, would be pushed now."""
+        key, need = self._key(task), task.terms.need
+        mine = self._accounts.get(key)
+        turn = task.turn if not new else -self._turn - 1 if self._newest else self._turn + 1
+        lanes = [] if mine is None else self.open_lanes(mine, need)
+        own = float(sum(self._count(lane, task, turn, new=new) for lane in lanes))
+        rank, ahead = -task.priority if self._by_level else 0, 0.0
+        order = self._serial + 1 if mine is None else mine.order
+        due = 0.0
+        if self._shares:
+            tenant = self._tenant(task)
+            tag = self._level(task).first_tag(tenant) if mine is None else mine.tag
+            due = tag + own * _cost(task) / (self._weight_of(tenant) if mine is None else mine.weight)
+        for other in islice(self._accounts.values(), MANY):
+            if other is mine or other.parked or other.level.rank > rank:
+                continue
+            lanes = self.open_lanes(other, need)
+            size = sum(lane.size for lane in lanes)
+            if other.level.rank < rank:
+                ahead += size
+            elif not self._fair:
+                ahead += sum(self._count(lane, None, turn, new=False) for lane in lanes)
+            elif not self._shares:
+                ahead += min(size, own + (other.order < order))
+            elif lanes:
+                ahead += min(size, max(0.0, due - other.tag) / (_cost(lanes[0].head) / other.weight))
+        each = max(1.0, len(self._accounts) / MANY)
+        return Place(min(own + ahead * each, max(own, self._size)), own)
+
+    def open_lanes(self, account: Account, *needs: Hashable) -> list[Lane]:
+        """The lanes of an account that can be served, and those with one of these needs."""
+        return [lane for lane in account.lanes() if lane.need not in self.unserved or lane.need in needs]
+
+    def _count(self, lane: Lane, task: Queued | None, turn: int, *, new: bool) -> float:
+        """How many tasks of a lane come before this turn."""
+        first, last = lane.head.turn, lane.tail.turn
+        if turn > last:
+            return lane.size
+        if turn <= first:
+            return 0.0
+        if task is not None and not new and lane is self._lane(task):
+            return lane.count_before(task)
+        if self._size <= MANY:
+            return float(sum(one.turn < turn for one in lane))
+        return float(lane.size * (turn - first) / (last - first))
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[Any]:
+        for account in self._accounts.values():
+            for lane in account.lanes():
+                yield from lane
+
+
+_NOTHING: Final = (0, 0, 0.0, 0.0)
+
+
+def _cost(task: Queued) -> float:
+    cost = task.terms.cost
+    return 1.0 if cost is None else cost
