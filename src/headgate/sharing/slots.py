@@ -70,7 +70,7 @@ class Settings(NamedTuple):
 
     def weight(self, turn: str) -> float:
         """The weight of the tenant that has this turn."""
-        return 1.0 if self.weights is None else self.weights.get(tenant_of(turn, levels=self.levels), 1.0)
+        return 1.0 if self.weights is None else self.weights.get(tenant_of(turn) if self.levels else turn, 1.0)
 
     def cap(self, tenant: str) -> int | None:
         """How many slots this tenant may hold; None: as many as there are."""
@@ -82,19 +82,19 @@ class Settings(NamedTuple):
         return self.kind in FAIR or self.caps is not None
 
 
-def turn_of(tenant: str, priority: int, *, levels: bool) -> str:
+def turn_of(tenant: str, priority: int) -> str:
     """The name of a tenant's turn at the level of this priority."""
-    return f"{priority}|{tenant}" if levels else tenant
+    return f"{priority}|{tenant}"
 
 
-def tenant_of(turn: str, *, levels: bool) -> str:
-    """The tenant that has this turn."""
-    return turn.partition("|")[2] if levels else turn
+def tenant_of(turn: str) -> str:
+    """The tenant that has this turn at some level."""
+    return turn.partition("|")[2]
 
 
-def priority_of(turn: str, *, levels: bool) -> int:
-    """The priority of the level at which this turn is; 0 without levels."""
-    return int(turn.partition("|")[0]) if levels else 0
+def priority_of(turn: str) -> int:
+    """The priority of the level of a turn."""
+    return int(turn.partition("|")[0])
 
 
 class Want(NamedTuple):
@@ -343,7 +343,7 @@ def _level(state: _State, turn: str) -> str:
 
 
 def _tenant(state: _State, turn: str) -> str:
-    return turn.partition("|")[2] if "levels" in state else turn
+    return tenant_of(turn) if "levels" in state else turn
 
 
 def _slots(member: _Member) -> int:

@@ -75,15 +75,16 @@ class SharedQueue:
         """The tenant of a task, as the budget knows it: its turn at a level, where there are levels."""
         if not self.settings.by_tenant:
             return ""
-        return turn_of(token_of(task.partition), task.priority, levels=self.settings.levels)
+        token = token_of(task.partition)
+        return turn_of(token, task.priority) if self.settings.levels else token
 
     def tenant(self, token: str) -> str:
         """The tenant that has a turn, as the caps know it."""
-        return tenant_of(token, levels=self.settings.levels)
+        return tenant_of(token) if self.settings.levels else token
 
     def _priority(self, token: str) -> int:
         """The level of a turn."""
-        return priority_of(token, levels=self.settings.levels)
+        return priority_of(token) if self.settings.levels else 0
 
     def cost(self, task: TaskRecord) -> float:
         """What a task costs its tenant."""
@@ -188,12 +189,7 @@ class SharedQueue:
         if self.settings.caps is None:
             accounts = queue.first_accounts(1)
         else:
-            tenant = self.tenant(token)
-            turns = {turn_of(tenant, one, levels=self.settings.levels) for one in queue.priorities()}
-            accounts = sorted(
-                (account for turn in turns for account in queue.accounts_of(turn)),
-                key=lambda account: account.level.rank,
-            )
+            accounts = self._accounts_of_tenant(token)
         task: TaskRecord | None = queue.first_of(accounts)
         if task is None or task.priority < outranks:
             return None
@@ -209,6 +205,13 @@ class SharedQueue:
             self.set_tag(token, start + cost / self.settings.weight(token))
         self.grant(Grant(token, fence, cost, block_ends=block_ends))
         return Charge(token, before, cost)
+
+    def _accounts_of_tenant(self, token: str) -> list[Account]:
+        """The accounts of the tenant that has this turn, at all levels."""
+        if not self.settings.levels:
+            return self._queue.accounts_of(token)
+        turns = [turn_of(tenant_of(token), priority) for priority in self._queue.priorities()]
+        return [account for turn in turns for account in self._queue.accounts_of(turn)]
 
     def change(self, settings: Settings) -> None:
         """Go by other settings; all tasks stay queued."""
