@@ -32,7 +32,8 @@ from headgate.resources.model import Resource, ResourceStatus
 from headgate.sharing.states import ClockOffset
 
 REMEMBERED_HEALTHY = 3600.0
-"""Seconds for which a healthy record is kept, so that older news that come late change nothing."""
+"""Seconds for which the record of a resource that was never enabled by hand is kept when it is healthy, so that older
+news that come late change nothing."""
 REMEMBERED_COUNTER = 86400.0
 """Seconds after the end of a cooldown for which its count in a row is kept."""
 
@@ -114,11 +115,15 @@ def _remaining(outages: Iterable[Outage], cleared: float) -> tuple[Outage, ...]:
 
 
 def is_forgotten(record: Record, now: float) -> bool:
-    """Whether a record need not be kept any longer."""
+    """Whether a record need not be kept any longer.
+
+    A generation is never forgotten. Processes do not forget at the same moment, and one that was cut off may do so much
+    later: its old generation would count more than what the others have said since in a new first one.
+    """
     ends = record.at + REMEMBERED_HEALTHY
     if record.outages:
         ends = max(ends, record.until + REMEMBERED_COUNTER)
-    return not record.disabled and ends < now
+    return not record.disabled and not record.generation and ends < now
 
 
 class Local(NamedTuple):

@@ -135,8 +135,9 @@ def test_h01_nothing_learned_is_nothing_to_tell() -> None:
 
 
 def test_h01_records_of_healthy_resources_are_forgotten_in_time() -> None:
-    assert not is_forgotten(Record(1, at=0.0), 3599.0)
-    assert is_forgotten(Record(1, at=0.0), 3601.0)
+    assert not is_forgotten(Record(cleared=1.0), 3599.0)
+    assert is_forgotten(Record(cleared=1.0), 3601.0)
+    assert not is_forgotten(Record(1), 1e9), "an older generation would come back with whoever still knows this one"
     assert not is_forgotten(Record(outages=(Outage(0.0, 2, 100.0),)), 86_400.0)
     assert is_forgotten(Record(outages=(Outage(0.0, 2, 100.0),)), 86_501.0)
     assert not is_forgotten(Record(disabled=True), 1e9)

@@ -207,6 +207,20 @@ async def test_h02_a_late_disable_of_before_enable_changes_nothing() -> None:
 
 
 @virtual
+async def test_h02_a_disable_long_after_enable_is_not_undone_by_who_was_cut_off_since() -> None:
+    place = SharedMemory()
+    store = place.member()
+    one, late = share(place), share(store)
+    await one.enable("k1")
+    store.cut_off()
+    await asyncio.sleep(4000)
+    await one.enable("k2")
+    await one.disable("k1")
+    store.reconnect()
+    assert status(late, "k1") == status(one, "k1") == "disabled"
+
+
+@virtual
 async def test_h02_r33_a_late_success_elsewhere_clears_nothing() -> None:
     place = SharedMemory()
     one, other, gate = share(place, "k"), share(place, "k"), Gate()
@@ -866,9 +880,12 @@ async def test_h01_state_stays_small() -> None:
     assert len(place.texts[KEY]) < 600
     for number in range(0, 500, 100):
         await one.enable(f"key-{number}")
-    await asyncio.sleep(3700)
-    await one.disable("key-1")
-    assert len(place.texts[KEY]) < 200
+    for number in range(1, 500, 2):
+        await one.cool(f"key-{number}", 10.0)
+    assert len(place.texts[KEY]) > 10_000
+    await asyncio.sleep(90_000)
+    await one.disable("key-2")
+    assert len(place.texts[KEY]) < 600, "of what was well again for a day, only that was enabled by hand is known"
 
 
 # -- a pool is dropped -------------------------------------------------------------------------------------------------
