@@ -442,7 +442,7 @@ class Rotation:
         """Take over what other processes know of a resource.
 
         Cancels nothing: a call in flight here may well succeed. But all of them count as begun before the cooldown, so
-        their verdicts belong to the same outage.
+        their verdicts belong to the same outage. Only calls that began after its end do not.
         """
         member = self._find(resource_id)
         resource = member.resource
@@ -464,8 +464,20 @@ class Rotation:
             return self._rest(resource, cooldown, None, now, is_new=health.is_new)
         resource.consecutive_cooldown = health.consecutive
         if health.is_new:
-            resource.sharing.outage, resource.sharing.outage_at = next(_orders), now
+            self._date_back(resource, health.until, now)
         return []
+
+    def _date_back(self, resource: Resource[Any], until: float, now: float) -> None:
+        """Count the calls that began before the end of a cooldown as begun before it: it is over by now."""
+        late = [order for order, use in resource.sharing.uses.items() if use.acquired_at < until]
+        if not late:
+            return
+        resource.sharing.outage, resource.sharing.outage_at = late[-1], now
+        for member in resource.sharing.members:
+            if member.trial is not None:
+                member.trial.running.difference_update(late)
+                member.update_availability()
+            member.rotation.leases_shrank(member)
 
     def _adopt_success(self, resource: Resource[Any]) -> Effects:
         effects = self._reopen(resource, on_trial=True) if resource.status == "cooling_down" else []

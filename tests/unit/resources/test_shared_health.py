@@ -672,6 +672,50 @@ async def test_h03_a_probe_that_fails_rests_the_resource_in_all_processes() -> N
         await asyncio.sleep(seconds)
 
 
+def cut_off_with_cooldowns(place: SharedMemory) -> tuple[ResourcePool[str], ResourcePool[str], MemoryState]:
+    """Two processes that do not hear of each other's cooldowns, and the store of the second one."""
+    store = place.member()
+    one, other = share(place, "k", probe_on_recovery=True), share(store, "k", probe_on_recovery=True)
+    store.cut_off()
+    return one, other, store
+
+
+@virtual
+async def test_h03_a_probe_goes_on_when_a_cooldown_is_told_that_was_over_before_it_began() -> None:
+    one, other, store = cut_off_with_cooldowns(SharedMemory())
+    gate = Gate()
+    for pool in (one, other):
+        with pytest.raises(PoolExhausted):
+            await pool.run(always(rate_limited()))
+        await asyncio.sleep(1)
+    await asyncio.sleep(30)
+    probing = asyncio.create_task(one.run(gate))
+    await settle()
+    store.reconnect()
+    with pytest.raises(PoolExhausted):
+        await one.run(ident)
+    gate.finish(0)
+    await probing
+    assert cooldown(one, "k") == cooldown(other, "k") == ("healthy", 0, 0.0), "the probe proves that it is over"
+
+
+@virtual
+async def test_h03_a_call_of_before_the_end_of_a_cooldown_that_is_told_late_keeps_no_probe_out() -> None:
+    one, other, store = cut_off_with_cooldowns(SharedMemory())
+    gate = Gate()
+    for pool in (one, other):
+        with pytest.raises(PoolExhausted):
+            await pool.run(always(rate_limited()))
+        await asyncio.sleep(1)
+    await asyncio.sleep(28.5)
+    old = asyncio.create_task(one.run(gate))
+    await asyncio.sleep(1)
+    store.reconnect()
+    assert await one.run(ident) == "k", "it does not wait for a call that proves nothing"
+    gate.finish(0)
+    await old
+
+
 @virtual
 async def test_h03_the_right_to_probe_goes_on_when_its_process_dies_or_has_nothing_to_do() -> None:
     place = SharedMemory()
