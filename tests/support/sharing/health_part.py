@@ -25,9 +25,8 @@ LIMIT = 2
 NAMES = ("k0", "k1")
 """The first one has a limit."""
 _LIMITED = Requirement(only=NAMES[0])
+_COOLDOWNS = (30.0, 60.0, 90.0)
 _CLOSE = 1e-3
-_SLOWEST = 8.0
-"""Seconds by which two processes may differ about the end of a cooldown, if it was told by the slowest of messages."""
 _SAME = 0.05
 """Seconds by which two ends of a cooldown may differ: the clocks of two processes are not compared more exactly."""
 
@@ -44,6 +43,8 @@ class HealthGame(Game):
         self.were_enabled: set[str] = set()
         """Ever. Whoever joins after the text was lost does not know of it, and what it learns counts as older."""
         self.disabled: set[tuple[str, Process]] = set()
+        self.slowest = 0.0
+        """Seconds between the two readings of a clock around the slowest exchange so far."""
 
     def part(self, process: Process) -> Part:
         return HealthPart(self, process)
@@ -93,8 +94,8 @@ class HealthGame(Game):
             resources = [cast(HealthPart, one.part).rotation.members[name].resource for one in world.processes]
             states = {resource.status for resource in resources}
             ends = [r.cooldown_until + one.ahead for r, one in zip(resources, world.processes, strict=True)]
-            if "healthy" in states and max(ends) < world.now + _SLOWEST:
-                states.discard("cooling_down")
+            if "healthy" in states and max(ends) - min(ends) <= 2 * (self.slowest + _SAME):
+                states.discard("cooling_down")  # one cooldown: whoever told of it was slow, and whoever heard of it
             assert len(states) == 1, f"{name} is {states}: {world.text}"
             counts = {resource.consecutive_cooldown for resource in resources}
             assert len(counts) == 1 or states == {"disabled"}, f"{name} has cooled down {counts} times: {world.text}"
@@ -125,7 +126,7 @@ class HealthPart(Part):
         self.rotation = Rotation(
             [Resource(NAMES[0], "v", LIMIT), Resource(NAMES[1], "v")],
             strategy=NAMED["round_robin"],
-            cooldown_table=(30.0, 60.0, 90.0),
+            cooldown_table=_COOLDOWNS,
             probe_on_recovery=True,
         )
         self.replica = Replica(self.rotation, "pool")
@@ -172,8 +173,10 @@ class HealthPart(Part):
             was_disabled = use.member.resource.status == "disabled"
             effects: Effects | None = self.rotation.cooled(use, now=now)
             if not was_disabled:
-                until = use.member.resource.cooldown_until
-                self.game.cooldowns[name].append((self.process.world.now, until + self.process.ahead, self.process))
+                # What it asks for. A longer cooldown that was known before may have been told by a slow message.
+                rank = min(use.member.resource.consecutive_cooldown, len(_COOLDOWNS))
+                began = self.process.world.now
+                self.game.cooldowns[name].append((began, began + _COOLDOWNS[rank - 1], self.process))
         elif how == "disabled":
             self.game.disabled.add((name, self.process))
             effects = self.rotation.disabled(use, now)
@@ -251,6 +254,7 @@ class HealthPart(Part):
         return self.replica.message(now, (), looks=looks)
 
     def take(self, said: News, told: Told, offset: ClockOffset, now: float, *, is_current: bool) -> bool:
+        self.game.slowest = max(self.game.slowest, offset.most - offset.least)
         self._effects += self.replica.take(told, offset, now, is_current=is_current)
         return True
 
