@@ -164,6 +164,8 @@ class Queue:
         if number == task.number and self._fair:
             account: Account = lane.account
             account.order = order
+            if account.level.rounds is not None:
+                account.level.rounds.refused(account)
             if self._shares:
                 account.tag, account.level.virtual = tag, virtual
             for one in account.lanes():

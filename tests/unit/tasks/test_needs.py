@@ -852,6 +852,21 @@ def test_t81_who_is_unseated_is_first_again(kind: str) -> None:
         assert orders[0] == orders[1]
 
 
+@pytest.mark.parametrize("kind", FAIR)
+def test_t51_tasks_that_are_refused_again_and_again_make_nobody_look_unfair(kind: str) -> None:
+    """Tenants take turns exactly, and what they need is rarely there: the first of each is refused three times."""
+    strategy = fair_share() if kind == "fair_share" else fair_round_robin()
+    scheduler = Scheduler(strategy, UNBOUNDED, 1)
+    for number in range(120):
+        scheduler.enqueue(record(number, "abcd"[number % 4]))
+    while (task := scheduler.next()) is not None:
+        for _ in range(3):
+            scheduler.return_slot(task)
+            assert scheduler.next() is task
+        scheduler.release(task)
+        assert scheduler.jain == pytest.approx(1.0)
+
+
 @pytest.mark.parametrize("need", [None, "gpu"])
 def test_t23_a_descendant_that_was_refused_has_spent_nothing(need: Hashable) -> None:
     """It was taken out of turn for a lent slot, and the runner had nothing for it: ten times."""
