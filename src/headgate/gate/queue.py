@@ -43,7 +43,7 @@ MOST_NEEDS: Final = 64
 MANY: Final = 1_000
 """How many tenants or levels a place is computed from. Of more, these stand for the rest."""
 _LEVELS: Final = 64
-"""Levels that nothing is queued at are dropped when there are more."""
+"""When there are more levels than these, those with nothing queued are forgotten, with what tenants have had there."""
 
 By: TypeAlias = Literal["arrival", "turns", "shares"]
 
@@ -82,6 +82,7 @@ class Queue:
         "_levels",
         "_most_levels",
         "_newest",
+        "_of_tenant",
         "_parked",
         "_serial",
         "_shares",
@@ -113,6 +114,7 @@ class Queue:
         self._takes_turns = order.by == "turns" and not order.levels
         self._weight = order.weight
         self._accounts: dict[Hashable, Account] = {}
+        self._of_tenant: dict[Hashable, list[Account]] = {}  # where a tenant may have several, one for each level
         self._groups: dict[Hashable, Ring | Heap] = {}
         self._group: Ring | Heap | None = None  # the only one
         self._levels: dict[int, Level] = {}
@@ -224,6 +226,8 @@ class Queue:
         account = self._accounts[key] = Account(key, tenant, level, task.terms.need)
         account.parked = tenant in self._parked
         level.accounts += 1
+        if self._by_level and self._by_tenant:
+            self._of_tenant.setdefault(tenant, []).append(account)
         if level.rounds is not None:
             self._serial += 1
             account.order = self._serial
@@ -246,7 +250,7 @@ class Queue:
         level = self._levels.get(rank)
         if level is None:
             if len(self._levels) >= self._most_levels:
-                self._levels = {rank: one for rank, one in self._levels.items() if one.accounts or one.past}
+                self._levels = {rank: one for rank, one in self._levels.items() if one.accounts}
                 self._most_levels = 2 * len(self._levels) + _LEVELS
             level = self._levels[rank] = Level(rank, Rounds() if self._fair else None)
         return level
@@ -371,6 +375,10 @@ class Queue:
         del self._accounts[account.key]
         level = account.level
         level.accounts -= 1
+        if (known := self._of_tenant.get(account.tenant)) is not None:
+            known.remove(account)
+            if not known:
+                del self._of_tenant[account.tenant]
         if level.rounds is not None and not account.parked:
             level.rounds.closed(account)
         if self._shares:
@@ -404,11 +412,10 @@ class Queue:
 
     def accounts_of(self, tenant: Hashable) -> list[Account]:
         """The accounts of a tenant, one for each level at which it has tasks queued, the first level first."""
-        if not self._by_level:
-            account = self._accounts.get(tenant)
-            return [] if account is None else [account]
-        keys = [(-rank, tenant) for rank in sorted(self._levels)]
-        return [account for key in keys if (account := self._accounts.get(key)) is not None]
+        if self._by_level:
+            return sorted(self._of_tenant.get(tenant, ()), key=lambda account: account.level.rank)
+        account = self._accounts.get(tenant)
+        return [] if account is None else [account]
 
     def priorities(self) -> list[int]:
         """The priorities at which tasks are queued, where there are levels; otherwise 0. The highest is first."""

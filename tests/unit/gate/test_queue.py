@@ -314,6 +314,7 @@ class Twin:
         assert self.queue.pop() is None
         self.idle()
         assert not self.queue._accounts
+        assert not self.queue._of_tenant
         assert not any(level.past or level.virtual for level in self.queue._levels.values())
         assert all(group.first() is None and not group.lanes for group in self.queue._groups.values())
 
@@ -384,6 +385,17 @@ def test_t12_priorities_that_come_and_go_leave_nothing_behind() -> None:
         queue.push(task)
         queue.remove(task)
         assert entries(queue) <= 80
+        assert len(queue._levels) <= 2 * 64 + 2
+    assert queue.pop() is stays
+
+
+@pytest.mark.parametrize("kind", ["turns, levels", "shares, levels"])
+def test_l01_levels_that_come_and_go_leave_nothing_behind(kind: str) -> None:
+    queue = queue_of(kind)
+    queue.push(stays := record(0, "a"))
+    for number in range(1, 5_000):
+        queue.push(record(number, "b", priority=number))
+        assert queue.pop() is not stays
         assert len(queue._levels) <= 2 * 64 + 2
     assert queue.pop() is stays
 
