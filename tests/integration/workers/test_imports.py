@@ -18,6 +18,7 @@ import pytest
 
 from headgate import ContextVar, PoolClosed, RemoteError, RoutineTimeout, WorkerPool, routine
 from headgate.testing import capture_events
+from headgate.workers.server import task_loop
 from tests.support.workers import jobs
 from tests.support.workers.support import alive, lines, pids, run, states, until
 
@@ -144,6 +145,23 @@ async def number_set() -> int:
 @routine
 def plain_pid() -> int:
     return os.getpid()
+
+
+@routine
+async def waits_for_imports(seconds: float) -> None:
+    """Have the worker wait so long after the timeout of a call."""
+    task_loop.IMPORT_PATIENCE = seconds  # type: ignore[misc]
+
+
+class Noted:
+    """A number that notes that it is added to another."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __radd__(self, other: int) -> int:
+        jobs.note(self.path, "begun")
+        return other + 1
 
 
 async def sees(module: Any, plain: bool) -> int:
@@ -530,6 +548,25 @@ def test_w34a_a_call_whose_import_took_too_long_does_not_begin(planted: Planted)
             with pytest.raises(RoutineTimeout, match=f"did not begin: importing {module.__name__}"):
                 await module.within_time(1)
             assert await module.within_time(1) == 42
+
+    run(main)
+
+
+@pytest.mark.parametrize("name", ["within_time", "plain_within_time"])
+def test_w34a_a_caller_is_told_by_the_worker_that_the_call_does_not_begin(planted: Planted, name: str) -> None:
+    """If it gave up by itself, the call could begin until the worker has heard of that."""
+    module = planted.module()
+
+    async def main() -> None:
+        async with one_worker() as pool:
+            await waits_for_imports(0.5)
+            with pytest.raises(RoutineTimeout, match=f"did not begin: importing {module.__name__}"):
+                await getattr(module, name)(Noted(planted.log))
+            [view] = pool.workers()
+            assert view.in_flight == 0
+            planted.release()
+            assert await getattr(module, name)(1) == 42
+            assert lines(planted.log) == [f"importing {module.__name__}"], "it was imported once, and nothing began"
 
     run(main)
 
