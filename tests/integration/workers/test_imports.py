@@ -19,6 +19,7 @@ import pytest
 from headgate import ContextVar, PoolClosed, RemoteError, RoutineTimeout, WorkerPool, routine
 from headgate.testing import capture_events
 from headgate.workers.server import task_loop
+from headgate.workers.server.task_loop import THREADS
 from tests.support.workers import jobs
 from tests.support.workers.support import alive, lines, pids, run, states, until
 
@@ -145,6 +146,14 @@ async def number_set() -> int:
 @routine
 def plain_pid() -> int:
     return os.getpid()
+
+
+@routine
+def stays(path: str) -> None:
+    """Until there is a file `path`.go."""
+    jobs.note(path, "begun")
+    while not os.path.exists(f"{path}.go"):
+        time.sleep(0.01)
 
 
 @routine
@@ -567,6 +576,36 @@ def test_w34a_a_caller_is_told_by_the_worker_that_the_call_does_not_begin(plante
             planted.release()
             assert await getattr(module, name)(1) == 42
             assert lines(planted.log) == [f"importing {module.__name__}"], "it was imported once, and nothing began"
+
+    run(main)
+
+
+def test_w34a_a_call_that_waits_for_a_thread_after_its_import_is_in_line_again(
+    planted: Planted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its timeout had begun, and its caller knows when it would have ended."""
+    soon = 3.0
+    monkeypatch.setattr("headgate.workers.client.connection.CONFIRMATION", soon)
+    module = planted.module()
+    path = str(planted.folder / "crowd")
+
+    async def main() -> None:
+        async with one_worker():
+            crowd = [asyncio.create_task(stays(path)) for _ in range(THREADS - 1)]
+            try:
+                await until(lambda: len(lines(path)) == THREADS - 1)
+                waiting = asyncio.create_task(module.plain_within_time(1))
+                await until(lambda: planted.begun)
+                crowd.append(asyncio.create_task(stays(path)))
+                await until(lambda: len(lines(path)) == THREADS)
+                await asyncio.sleep(0.8)  # the worker has said by now when the timeout ends
+                planted.release()
+                await asyncio.sleep(soon)
+                assert not waiting.done()
+            finally:
+                jobs.note(f"{path}.go", "go")
+            assert await waiting == 42
+            await asyncio.gather(*crowd)
 
     run(main)
 
