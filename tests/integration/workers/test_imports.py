@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import importlib
 import os
 import sys
@@ -18,6 +19,8 @@ import pytest
 
 from headgate import ContextVar, PoolClosed, RemoteError, RoutineTimeout, WorkerPool, routine
 from headgate.testing import capture_events
+from headgate.workers.server import task_loop
+from headgate.workers.server.task_loop import THREADS
 from tests.support.workers import jobs
 from tests.support.workers.support import alive, lines, pids, run, states, until
 
@@ -51,6 +54,10 @@ async def within_time(number): return VALUE + number
 @routine
 async def items(number):
     yield VALUE + number
+
+def read_with_the_gil(path):
+    from tests.integration.workers.test_imports import read_with_the_gil
+    read_with_the_gil(path)
 
 def wait_for(path):
     while not Path(path).exists():
@@ -144,6 +151,54 @@ async def number_set() -> int:
 @routine
 def plain_pid() -> int:
     return os.getpid()
+
+
+@routine
+def stays(path: str) -> None:
+    """Until there is a file `path`.go."""
+    jobs.note(path, "begun")
+    while not os.path.exists(f"{path}.go"):
+        time.sleep(0.01)
+
+
+@routine
+async def waits_for_imports(seconds: float) -> None:
+    """Have the worker wait so long after the timeout of a call."""
+    task_loop.IMPORT_PATIENCE = seconds  # type: ignore[misc]
+
+
+def read_with_the_gil(path: str) -> None:
+    """Until something is written to this pipe."""
+    pipe = os.open(path, os.O_RDWR)  # so that it opens without a writer
+    ctypes.PyDLL(None).read(pipe, ctypes.create_string_buffer(1), 1)
+    os.close(pipe)
+
+
+@routine
+async def holds_the_lock(path: str) -> int:
+    jobs.note(f"{path}.begun", "begun")
+    read_with_the_gil(path)
+    return 42
+
+
+@routine
+async def holds_the_lock_again_and_again(path: str) -> None:
+    """Until there is a file `path`.go."""
+    jobs.note(path, "begun")
+    while not os.path.exists(f"{path}.go"):  # noqa: ASYNC240 - it blocks anyway
+        jobs.sleep_with_the_gil(2.0)
+        await asyncio.sleep(0.02)
+
+
+class Noted:
+    """A number that notes that it is added to another."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __radd__(self, other: int) -> int:
+        jobs.note(self.path, "begun")
+        return other + 1
 
 
 async def sees(module: Any, plain: bool) -> int:
@@ -530,6 +585,109 @@ def test_w34a_a_call_whose_import_took_too_long_does_not_begin(planted: Planted)
             with pytest.raises(RoutineTimeout, match=f"did not begin: importing {module.__name__}"):
                 await module.within_time(1)
             assert await module.within_time(1) == 42
+
+    run(main)
+
+
+@pytest.mark.parametrize("name", ["within_time", "plain_within_time"])
+def test_w34a_a_caller_is_told_by_the_worker_that_the_call_does_not_begin(planted: Planted, name: str) -> None:
+    """If it gave up by itself, the call could begin until the worker has heard of that."""
+    module = planted.module()
+
+    async def main() -> None:
+        async with one_worker() as pool:
+            await waits_for_imports(0.5)
+            with pytest.raises(RoutineTimeout, match=f"did not begin: importing {module.__name__}"):
+                await getattr(module, name)(Noted(planted.log))
+            [view] = pool.workers()
+            assert view.in_flight == 0
+            planted.release()
+            assert await getattr(module, name)(1) == 42
+            assert lines(planted.log) == [f"importing {module.__name__}"], "it was imported once, and nothing began"
+
+    run(main)
+
+
+def test_w34a_a_call_that_waits_for_a_thread_after_its_import_is_in_line_again(
+    planted: Planted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its timeout had begun, and its caller knows when it would have ended."""
+    soon = 3.0
+    monkeypatch.setattr("headgate.workers.client.connection.CONFIRMATION", soon)
+    module = planted.module()
+    path = str(planted.folder / "crowd")
+
+    async def main() -> None:
+        async with one_worker():
+            crowd = [asyncio.create_task(stays(path)) for _ in range(THREADS - 1)]
+            try:
+                await until(lambda: len(lines(path)) == THREADS - 1)
+                waiting = asyncio.create_task(module.plain_within_time(1))
+                await until(lambda: planted.begun)
+                crowd.append(asyncio.create_task(stays(path)))
+                await until(lambda: len(lines(path)) == THREADS)
+                await asyncio.sleep(0.8)  # the worker has said by now when the timeout ends
+                planted.release()
+                await asyncio.sleep(soon)
+                assert not waiting.done()
+            finally:
+                jobs.note(f"{path}.go", "go")
+            assert await waiting == 42
+            await asyncio.gather(*crowd)
+
+    run(main)
+
+
+@pytest.mark.usefixtures("told_soon")
+@pytest.mark.parametrize("holder", ["import", "routine"])
+def test_w34a_a_call_that_came_while_the_lock_was_held_does_not_begin_when_it_was_given_up(
+    planted: Planted, holder: str
+) -> None:
+    """The worker reads it when the lock is free, and the cancellation behind it."""
+    module = planted.module("read_with_the_gil(GO)" if holder == "import" else "pass")
+    path = str(planted.folder / "noted")
+    os.mkfifo(planted.go)
+
+    async def main() -> None:
+        async with one_worker() as pool:
+            before = pids(pool)
+            if holder == "import":
+                first = asyncio.create_task(module.coroutine(1))
+                await until(lambda: planted.begun)
+            else:
+                assert await module.coroutine(1) == 42
+                first = asyncio.create_task(holds_the_lock(planted.go))
+                await until(lambda: lines(f"{planted.go}.begun"))
+            await asyncio.sleep(0.3)  # nothing can say when it holds the lock
+            calls = []
+            for _ in range(5):
+                calls.append(asyncio.create_task(module.within_time(Noted(path))))
+                await asyncio.sleep(0.02)  # each in a message of its own
+            errors = await asyncio.gather(*calls, return_exceptions=True)
+            assert [type(error) for error in errors] == [RoutineTimeout] * 5
+            planted.release()
+            assert await first == 42
+            assert await module.within_time(Noted(path)) == 42
+            assert (lines(path), pids(pool)) == (["begun"], before)
+
+    run(main)
+
+
+def test_w34a_calls_begin_also_if_the_lock_is_held_again_and_again(planted: Planted) -> None:
+    """Until the worker has read for long enough without being interrupted, it might never begin them."""
+    path = str(planted.folder / "holder")
+
+    async def main() -> None:
+        async with one_worker():
+            holder = asyncio.create_task(holds_the_lock_again_and_again(path))
+            await until(lambda: lines(path))
+            try:
+                async with asyncio.timeout(15):
+                    assert await jobs.add(1, 2) == 3
+                assert not holder.done()
+            finally:
+                jobs.note(f"{path}.go", "go")
+            await holder
 
     run(main)
 
