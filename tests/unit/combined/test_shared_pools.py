@@ -24,8 +24,19 @@ class Latency:
         self.is_slow = False
         """Not while pools are made: that blocks the loop."""
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._member, name)
+    @property
+    def deadline(self) -> float:
+        return float(self._member.deadline)
+
+    @property
+    def is_closed(self) -> bool:
+        return bool(self._member.is_closed)
+
+    def listen(self, key: str, listener: Any) -> Any:
+        return self._member.listen(key, listener)
+
+    def connect(self, timeout: float) -> None:
+        self._member.connect(timeout)
 
     def transact(self, key: str, step: Any, *, durable: bool = False) -> Any:
         asked = self._member.transact(key, step, durable=durable)
