@@ -224,6 +224,20 @@ class LearnedLimit:
             opens_at = min(opens_at, self._at + _UNTOLD)
         return max(now + SOON, opens_at)
 
+    @property
+    def most(self) -> float:
+        """The largest amount that may ever be taken in one go: calls reserve no more than a whole limit."""
+        return math.inf
+
+    def refilled_at(self, now: float) -> float:
+        """When all of it is there again if nothing else is taken; infinite if that is not known."""
+        left = self.left(now)
+        if self.limit is not None and left >= self.limit - CLOSE:
+            return now
+        if self.kind == "bucket" and self.rate and self.limit is not None:
+            return now + (self.limit - left) / self.rate
+        return self._end
+
     def hold(self, amount: float, now: float) -> None:
         """Set an amount aside."""
         self._advance(now)

@@ -12,6 +12,7 @@ TYPE_CHECKING = False  # typing's own, without importing typing
 if TYPE_CHECKING:
     from headgate.core.checks import Affinity
     from headgate.errors import PoolExhausted, UnknownResource
+    from headgate.resources.costs import Cost
     from headgate.resources.events import (
         HealthShared,
         HealthUnshared,
@@ -48,6 +49,7 @@ __all__ = [
     "Affinity",
     "Attempt",
     "CooldownResource",
+    "Cost",
     "DisableResource",
     "GuidedPicker",
     "HealthShared",
@@ -122,6 +124,7 @@ _MODULES = {
         "Usage",
     ),
     "headgate.resources.run_options": ("LeaseOptions", "RunOptions", "StreamOptions", "SyncOptions", "UseOptions"),
+    "headgate.resources.costs": ("Cost",),
     "headgate.resources.quota": ("Quota",),
     "headgate.resources.pool": ("Pool", "ResourcePool"),
     "headgate.resources.members": ("Member",),

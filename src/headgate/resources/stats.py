@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from headgate.resources.ledger import WindowView
 from headgate.resources.members import Member, Requirement, WaitTicket
 from headgate.resources.model import (
     RESOURCE_STATUSES,
@@ -14,6 +15,7 @@ from headgate.resources.model import (
     ResourceSnapshot,
     ResourceStats,
     ResourceStatus,
+    WindowSnapshot,
 )
 
 if TYPE_CHECKING:
@@ -64,10 +66,18 @@ def _quota(member: Member, now: float) -> dict[str, QuotaSnapshot]:
     account = member.sharing.account
     if account is None:
         return {}
-    rooms = {name: account.budget.left(name, now) for name in account.budget.need(0.0)}
-    left = {name: None if math.isinf(room) else max(0.0, room) for name, room in rooms.items()}
+    windows = {name: _window(view, now) for name, view in account.budget.views(now).items()}
+    left = {name: window["left"] for name, window in windows.items()}
     waits = account.opens_at - now if account.is_closed and math.isfinite(account.opens_at) else 0.0
-    return {"quota": {"left": left, "seconds_until_open": max(0.0, waits)}}
+    return {"quota": {"left": left, "windows": windows, "seconds_until_open": max(0.0, waits)}}
+
+
+def _window(view: WindowView, now: float) -> WindowSnapshot:
+    return {
+        "left": max(0.0, view.left) if math.isfinite(view.left) else None,
+        "limit": view.limit,
+        "seconds_until_full": max(0.0, view.refilled_at - now) if math.isfinite(view.refilled_at) else None,
+    }
 
 
 def pool_snapshot(rotation: Rotation, now: float) -> dict[str, ResourceSnapshot]:

@@ -100,7 +100,7 @@ class FairRoundRobin(Strategy):
 
 
 Weights = Mapping[Any, float] | Callable[[Any], float]
-Cost = float | Callable[..., float]
+TaskCost = float | Callable[..., float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class FairShare(Strategy):
     kind: ClassVar[str] = "fair_share"
 
     weights: Weights | None = None
-    cost: Cost = 1.0
+    cost: TaskCost = 1.0
 
     def queue(self, *, parkable: bool = False) -> Queue:
         """Make a queue with a heap of tenants."""
@@ -179,7 +179,7 @@ def fair_round_robin(key: str = KEY) -> Strategy:
     return FairRoundRobin(key=_checked_key(key))
 
 
-def fair_share(key: str = KEY, *, weights: Weights | None = None, cost: Cost = 1.0) -> Strategy:
+def fair_share(key: str = KEY, *, weights: Weights | None = None, cost: TaskCost = 1.0) -> Strategy:
     """Partitions share what is run, in proportion to their `weights` and measured by `cost`.
 
     `weights` is a mapping or a function of the partition's key, 1 where it says nothing; `cost` a number for every task

@@ -76,7 +76,7 @@ class QuotasPart(Part):
         self.started: list[tuple[dict[str, float], float, Arrival]] = []
         self._alarm = math.inf
         self.link = process.link(SHARED_QUOTA, self)
-        self.budget = LeasedBudget(game.quota, self.link.note, lambda: process.deadline)
+        self.budget = LeasedBudget((game.quota,), self.link.note, lambda: process.deadline)
         self.budget.lack(self.budget.need(0.0), clock.now())
 
     # -- what a program does -------------------------------------------------------------------------------------------

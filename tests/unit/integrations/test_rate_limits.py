@@ -79,8 +79,8 @@ def test_h11_anthropics_family_has_dates() -> None:
     }
     assert limits_of(headers) == {
         "requests": Limit("requests", 50, 0, 30.0),
-        "input-tokens": Limit("input-tokens", 40_000, 39_000, 1.0),
-        "output-tokens": Limit("output-tokens", None, None, 0.0),
+        "input_tokens": Limit("input_tokens", 40_000, 39_000, 1.0),
+        "output_tokens": Limit("output_tokens", None, None, 0.0),
     }
 
 

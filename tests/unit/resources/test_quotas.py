@@ -502,9 +502,9 @@ def test_h10_a_quota_does_not_travel_with_a_copy() -> None:
 
 def test_h10_quota_is_a_name_of_headgate() -> None:
     assert headgate.Quota is Quota
-    assert (
-        repr(Quota(requests=60))
-        == "Quota(requests=60, per=60.0, tokens=None, window='sliding', burst=None, delay=None)"
+    assert repr(Quota(requests=60)) == (
+        "Quota(requests=60, per=60.0, tokens=None, input_tokens=None, output_tokens=None, "
+        "window='sliding', burst=None, delay=None)"
     )
 
 

@@ -342,7 +342,7 @@ class Process:
 
     def __init__(self, name: str, quota: Quota) -> None:
         self.name = name
-        self.budget = LeasedBudget(quota, lambda: None)
+        self.budget = LeasedBudget((quota,), lambda: None)
         self.answered: str | None = None
         self.running: list[tuple[dict[str, float], float]] = []
         self.gone = False
@@ -400,7 +400,7 @@ def test_h10_h05_no_schedule_of_processes_exceeds_a_quota(
             continue
         if what <= 2:
             need = process.budget.need(cost)
-            if process.budget.can_ever_allow(cost) and process.budget.allows(need, now):
+            if process.budget.can_ever_allow(need) and process.budget.allows(need, now):
                 start, _ = process.budget.start(need, now)
                 process.running.append((need, start))
                 arrived.append((now, cost))
@@ -423,7 +423,7 @@ def test_h10_h05_no_schedule_of_processes_exceeds_a_quota(
 @pytest.mark.parametrize("dies", [False, True])
 def test_h10_a_bucket_does_not_refill_for_the_time_in_which_it_was_full_of_what_was_held(dies: bool) -> None:
     """What is held for long is used at last: the bucket was full until then, and is empty now."""
-    quota, want = Quota(1, 10.0, window="bucket"), Want({"requests": 1.0}, is_urgent=True)
+    quota, want = (Quota(1, 10.0, window="bucket"),), Want({"requests": 1.0}, is_urgent=True)
 
     def say(text: str | None, member: str, now: float, report: Report) -> tuple[str | None, float]:
         seen = Seen(now, member, lambda one: dies and now > 1000.0 and one == "m1")
@@ -450,7 +450,7 @@ _JSON = st.recursive(
 @given(st.text(max_size=60) | _JSON.map(json.dumps))
 @settings(max_examples=max(60, int(600 * SCALE)))
 def test_g24_any_text_of_a_quota_gives_an_answer(text: str) -> None:
-    message = Message("t", None, Report(1, at_once(requests=5)))
+    message = Message("t", None, Report(1, (at_once(requests=5),)))
     outcome = exchange(SHARED_QUOTA, text, Seen(100.0, "m1", lambda member: False), message)
     assert isinstance(outcome.reply, Reply)
 

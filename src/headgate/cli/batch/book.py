@@ -17,6 +17,7 @@ from headgate.cli.batch.ids import Ids, entry, hash_of
 from headgate.cli.batch.journal import START, Early, Place, Span, State, ranges, whole
 from headgate.cli.batch.meter import MOST_TENANTS, OTHERS, Tally
 from headgate.cli.batch.sources import Item
+from headgate.resources.costs import AnyCost, Cost
 
 
 class Settled(NamedTuple):
@@ -495,8 +496,10 @@ class Book:
         return self._span.reached(low, self._seen, still_open)
 
 
-def _amount(given: Any) -> float | None:
-    """A number that is not negative, also one in text, as CSV has it; None if it is none."""
+def _amount(given: Any) -> AnyCost | None:
+    """A number that is not negative, also one in text, as CSV has it, or a Cost; None if it is none."""
+    if isinstance(given, Cost):
+        return given
     if isinstance(given, bool) or not isinstance(given, (int, float, str)):
         return None
     try:

@@ -348,4 +348,4 @@ class ClassedQueue:
 
 def _cost(task: TaskRecord) -> float:
     cost = task.terms.cost
-    return 1.0 if cost is None else cost
+    return 1.0 if cost is None else float(cost)

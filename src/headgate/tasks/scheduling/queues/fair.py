@@ -423,4 +423,4 @@ def _step(account: Account) -> float:
 
 def _cost(task: TaskRecord) -> float:
     cost = task.terms.cost
-    return 1.0 if cost is None else cost
+    return 1.0 if cost is None else float(cost)
