@@ -27,7 +27,7 @@ from headgate.resources.rate_limits import Limit
 if TYPE_CHECKING:
     from headgate.resources.leased_budget import LeasedBudget
     from headgate.resources.members import Member, WaitTicket
-    from headgate.resources.model import Resource, Sharing
+    from headgate.resources.model import QuotaSnapshot, Resource, Sharing, WindowSnapshot
     from headgate.resources.rotation import Rotation
     from headgate.resources.shared_quotas import SharedQuota
 
@@ -291,6 +291,18 @@ class Account:
                 if member.rotation.wait_queue:
                     self.unwatched.add(member.rotation)
 
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    def snapshot(self, now: float) -> QuotaSnapshot:
+        """What is left of each window."""
+        windows = {name: _window(view, now) for name, view in self.budget.views(now).items()}
+        waits = self.opens_at - now if self.is_closed and math.isfinite(self.opens_at) else 0.0
+        return {
+            "left": {name: window["left"] for name, window in windows.items()},
+            "windows": windows,
+            "seconds_until_open": max(0.0, waits),
+        }
+
     # -- waiting ------------------------------------------------------------------------------------------------------
 
     def holder(self) -> WaitTicket | None:
@@ -325,6 +337,14 @@ class Account:
         """Do not hold it for this call any more."""
         if self._holder is ticket:
             self._holder, self._has_opened = None, True
+
+
+def _window(view: WindowView, now: float) -> WindowSnapshot:
+    return {
+        "left": max(0.0, view.left) if math.isfinite(view.left) else None,
+        "limit": view.limit,
+        "seconds_until_full": max(0.0, view.refilled_at - now) if math.isfinite(view.refilled_at) else None,
+    }
 
 
 def _to_blame(limits: Iterable[Limit], need: Need) -> dict[str, float | None]:

@@ -183,7 +183,7 @@ class Member:
 
     def stats(self, status: ResourceStatus, left: float, now: float) -> ResourceStats:
         """Gauges and counters of this member, with `status` and the seconds `left` of a cooldown as they are now."""
-        resource, kept = self.resource, self.sharing.affinity_cooldowns
+        resource, kept, account = self.resource, self.sharing.affinity_cooldowns, self.sharing.account
         ends = {} if kept is None else {affinity: until for affinity, until in kept.active().items() if until > now}
         longest = heapq.nlargest(MOST_SHOWN, ends, key=lambda affinity: ends[affinity])
         return ResourceStats(
@@ -199,6 +199,7 @@ class Member:
             disables=self.disables,
             sibling_cancels=self.sibling_cancels,
             affinity_cooldowns={affinity: ends[affinity] - now for affinity in longest},
+            quota=None if account is None else account.snapshot(now),
         )
 
 

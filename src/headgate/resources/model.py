@@ -428,6 +428,8 @@ class ResourceStats:
     sibling_cancels: int
     affinity_cooldowns: Mapping[Affinity, float] = field(default_factory=dict)
     """Seconds left of cooldowns that hold for one affinity alone, by affinity; the longest 100 of them."""
+    quota: QuotaSnapshot | None = None
+    """What is left of its quota; None if it has none."""
 
     @property
     def max_in_flight_gauge(self) -> float:
