@@ -166,7 +166,7 @@ class Account:
 
     def spares(self, cost: AnyCost, now: float) -> bool:
         """Whether a call that cannot wait may begin: there is enough, though calls that wait would be spaced."""
-        return self.is_closed and self.holder() is None and self.budget.allows(self.budget.need(cost), now, paced=False)
+        return self.holder() is None and self.budget.allows(self.budget.need(cost), now, paced=False)
 
     def reserve(self, cost: AnyCost, now: float) -> Reservation:
         """Take what a call needs that costs so many tokens, and starts now."""

@@ -197,6 +197,46 @@ def test_h10_estimates_count_the_text_and_the_longest_answer() -> None:
     assert estimated_cost(b'{"max_tokens": tru') == Cost(input=18 / 4)
 
 
+@pytest.mark.parametrize(
+    ("answer", "spent"),
+    [
+        (b'{"usage": {"prompt_tokens": 30, "completion_tokens": 12, "total_tokens": 42}}', (42, 30, 12)),
+        (b'{"usage": {"input_tokens": 30, "output_tokens": 12}}', (42, 30, 12)),
+        (
+            b'{"input_tokens": 30, "output_tokens": 1} ... {"output_tokens": 12}',
+            (42, 30, 12),
+        ),  # a stream of Anthropic's
+        (b'{"usage": {"prompt_tokens": 30, "total_tokens": 42}}', (42, 30, 12)),
+        (b'{"usage": {"completion_tokens": 12, "total_tokens": 42}}', (42, 30, 12)),
+        (b'{"usage": {"prompt_tokens": 30, "completion_tokens": 12, "total_tokens": 50}}', (50, 30, 12)),  # reasoning
+        (b'{"usage": {"prompt_tokens": 30}}', (30, 30, 0)),  # embeddings
+        (b'{"usage": {"prompt_tokens": 30, "completion_tokens": 12, "total_tokens": 1}}', (42, 30, 12)),
+        (b'{"usage": {"total_tokens": 42}}', (42, 42, 42)),  # nobody knows how much of it was input
+        (b'{"usage": {"tokens": 42}}', None),
+    ],
+)
+def test_l02_an_answer_settles_input_and_output_separately(answer: bytes, spent: tuple[int, ...] | None) -> None:
+    assert used_tokens(answer) == spent
+
+
+def test_l02_requests_reserve_and_settle_input_and_output(upstream: Upstream) -> None:
+    during: list[dict[str, float | None]] = []
+
+    def count(seen: Seen) -> Answer:
+        during.append(pool.snapshot()["a"]["quota"]["left"])
+        return usage(seen)
+
+    upstream.answers = {"a": count}
+    pool = ResourcePool({"a": "a"}, quota=Quota(tokens=10_000, input_tokens=1000, output_tokens=1000))
+    with httpx.Client(transport=RotatingSyncTransport(pool)) as client:
+        client.post(upstream.url, content=b'{"max_tokens": 400}   ').read()
+    assert during == [{"tokens": 9594.0, "input_tokens": 994.0, "output_tokens": 600.0}]
+    assert pool.snapshot()["a"]["quota"]["left"] == {"tokens": 9958.0, "input_tokens": 970.0, "output_tokens": 988.0}
+    with httpx.Client(transport=RotatingSyncTransport(pool, cost=headgate.Cost(input=1, output=600))) as client:
+        client.post(upstream.url, content=b"{}")
+    assert during[1]["output_tokens"] == 388.0
+
+
 @given(st.binary(max_size=200))
 def test_h10_any_body_has_an_estimate_and_any_answer_a_usage(body: bytes) -> None:
     assert float(estimated_cost(body)) >= 0

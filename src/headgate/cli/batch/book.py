@@ -234,7 +234,7 @@ class Book:
 
     def _reserve(self, item: Item, tokens: str | Callable[[Any], Any]) -> str | None:
         """Read how many tokens a record reserves; returns what is wrong with it."""
-        remedy = "--reserve needs a number of tokens, 0 or more"
+        remedy = '--reserve needs a number of tokens, 0 or more, or {"input": number, "output": number}'
         if isinstance(tokens, str):
             if not isinstance(item.record, dict) or tokens not in item.record:
                 return f"it has no field {tokens!r}: {remedy}"
@@ -497,9 +497,18 @@ class Book:
 
 
 def _amount(given: Any) -> AnyCost | None:
-    """A number that is not negative, also one in text, as CSV has it, or a Cost; None if it is none."""
+    """A number of tokens, or a Cost, also as {"input": 800, "output": 200}; None if it is neither."""
     if isinstance(given, Cost):
         return given
+    if isinstance(given, Mapping) and given and given.keys() <= {"input", "output"}:
+        parts = {name: _number(part) for name, part in given.items()}
+        known = {name: part for name, part in parts.items() if part is not None}
+        return Cost(**known) if known.keys() == parts.keys() else None
+    return _number(given)
+
+
+def _number(given: Any) -> float | None:
+    """A number that is not negative, also one in text, as CSV has it; None if it is none."""
     if isinstance(given, bool) or not isinstance(given, (int, float, str)):
         return None
     try:
