@@ -202,10 +202,7 @@ def test_h10_estimates_count_the_text_and_the_longest_answer() -> None:
     [
         (b'{"usage": {"prompt_tokens": 30, "completion_tokens": 12, "total_tokens": 42}}', (42, 30, 12)),
         (b'{"usage": {"input_tokens": 30, "output_tokens": 12}}', (42, 30, 12)),
-        (
-            b'{"input_tokens": 30, "output_tokens": 1} ... {"output_tokens": 12}',
-            (42, 30, 12),
-        ),  # a stream of Anthropic's
+        (b'{"input_tokens": 30, "output_tokens": 1} ... {"output_tokens": 12}', (42, 30, 12)),  # streamed
         (b'{"usage": {"prompt_tokens": 30, "total_tokens": 42}}', (42, 30, 12)),
         (b'{"usage": {"completion_tokens": 12, "total_tokens": 42}}', (42, 30, 12)),
         (b'{"usage": {"prompt_tokens": 30, "completion_tokens": 12, "total_tokens": 50}}', (50, 30, 12)),  # reasoning
