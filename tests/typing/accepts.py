@@ -31,6 +31,7 @@ from headgate.resources import (
     Picker,
     Pool,
     PoolStats,
+    QuotaSnapshot,
     ResourceCooled,
     Strategy,
     least_latency,
@@ -39,7 +40,6 @@ from headgate.resources import (
     sticky,
     weighted,
 )
-from headgate.resources.model import QuotaSnapshot
 from headgate.stores import JsonLinesStore, Store
 from headgate.tasks import PoolSnapshot, TaskSnapshot
 from headgate.workers import WorkerView

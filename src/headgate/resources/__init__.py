@@ -32,11 +32,13 @@ if TYPE_CHECKING:
     from headgate.resources.model import (
         Attempt,
         PoolStats,
+        QuotaSnapshot,
         Resource,
         ResourceSnapshot,
         ResourceStats,
         ResourceStatus,
         Usage,
+        WindowSnapshot,
     )
     from headgate.resources.pickers import GuidedPicker, Learner, Occasion, Picker
     from headgate.resources.pool import Pool, ResourcePool
@@ -63,6 +65,7 @@ __all__ = [
     "PoolExhausted",
     "PoolStats",
     "Quota",
+    "QuotaSnapshot",
     "Resource",
     "ResourceAcquired",
     "ResourceAdded",
@@ -88,6 +91,7 @@ __all__ = [
     "UnknownResource",
     "Usage",
     "UseOptions",
+    "WindowSnapshot",
     "least_latency",
     "parse_retry_after",
     "primary_backup",
@@ -117,11 +121,13 @@ _MODULES = {
     "headgate.resources.model": (
         "Attempt",
         "PoolStats",
+        "QuotaSnapshot",
         "Resource",
         "ResourceSnapshot",
         "ResourceStats",
         "ResourceStatus",
         "Usage",
+        "WindowSnapshot",
     ),
     "headgate.resources.run_options": ("LeaseOptions", "RunOptions", "StreamOptions", "SyncOptions", "UseOptions"),
     "headgate.resources.costs": ("Cost",),

@@ -1,7 +1,7 @@
 """What calls take of limits: requests, and tokens, of which some are input and some output. Pure.
 
 A limit counts one of four things, its *dimension*: requests, tokens, input tokens or output tokens. The name of a limit
-begins with its dimension. A number of tokens says nothing about input and output, so it counts in full as both.
+says which. A number of tokens says nothing about input and output, so it counts in full as both.
 """
 
 from __future__ import annotations
