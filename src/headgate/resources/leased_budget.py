@@ -182,7 +182,7 @@ class LeasedBudget:
         at = max(self._offset.to_store(now), start)  # `start` may be of an earlier exchange, whose answer took longer
         for told in limits:
             resets_at = None if told.reset_after is None else at + told.reset_after
-            self._told.append(Told(told.name, told.limit, told.remaining, resets_at, at, start))
+            self._told.append(Told(told.name, told.limit, told.remaining, resets_at, at, start, told.window))
         del self._told[:-_MOST_TOLD]
         self._is_news = True
         waits = self._is_wanted or (self._want is not None and self._want.is_urgent)

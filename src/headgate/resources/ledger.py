@@ -157,7 +157,7 @@ class Ledger:
             if window is None and len(self.windows) < _MOST_LIMITS:
                 window = self.windows[told.name] = _learned(told.name)
             if isinstance(window, LearnedLimit):
-                window.observe(told.limit, told.remaining, told.reset_after, start=start, now=now)
+                window.observe(told.limit, told.remaining, told.reset_after, start=start, now=now, per=told.window)
 
     def refused(self, told: Mapping[str, float | None], after: float | None, start: float, now: float) -> None:
         """Learn that a call was refused because of these limits, and what it was told remains of each.

@@ -33,6 +33,8 @@ class Told(NamedTuple):
     at: float
     start: float
     """When the call started that was answered."""
+    window: float | None = None
+    """The length of the window in seconds, if the answer told it."""
 
 
 class Refused(NamedTuple):
@@ -269,7 +271,7 @@ class _Step:
                 ledger.amend({name: change}, start, now)
         for told in report.told:
             left = None if told.resets_at is None else told.resets_at - told.at
-            ledger.observe([Limit(told.name, told.limit, told.remaining, left)], told.start, told.at)
+            ledger.observe([Limit(told.name, told.limit, told.remaining, left, told.window)], told.start, told.at)
         for one in report.refused:
             ledger.refused(one.told, one.after, one.start, one.at)
 

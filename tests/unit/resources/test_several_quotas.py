@@ -24,7 +24,7 @@ from headgate import (
     TaskPool,
     fair_share,
 )
-from headgate.gate.windows import Bucket
+from headgate.gate.windows import Bucket, FixedWindow, SlidingWindow
 from headgate.resources.quota_exchange import SHARED_QUOTA, Report, Want
 from headgate.sharing.memory import SharedMemory
 from headgate.sharing.protocol import Message, exchange
@@ -409,6 +409,55 @@ async def test_l02_input_and_output_are_learned_separately(reads: int, writes: i
     assert left(pool).keys() == {"requests", "input_tokens", "output_tokens"}
     assert service.refused <= 3
     assert time() <= 1.06 * 300
+
+
+class Untold:
+    """A provider that counts requests and tokens per minute, and never says when they come back, as Mistral does."""
+
+    def __init__(self, kind: type[SlidingWindow | Bucket | FixedWindow], **limits: int) -> None:
+        self.windows = {name: kind(limit, 60.0, limit) for name, limit in limits.items()}
+        self.served = self.refused = 0
+
+    def call(self, **amounts: float) -> Response:
+        now = time()
+        if any(self.windows[name].left(now) < amount - 1e-6 for name, amount in amounts.items()):
+            self.refused += 1
+            return Response(429, self._headers(now))
+        for name, amount in amounts.items():
+            self.windows[name].hold(amount, now)
+            self.windows[name].held = 0.0
+            self.windows[name].count(amount, now, now)
+        self.served += 1
+        return Response(200, self._headers(now))
+
+    def _headers(self, now: float) -> dict[str, str]:
+        headers = {"x-ratelimit-limit-tokens-month": "1000000000", "x-ratelimit-remaining-tokens-month": "900000000"}
+        for name, window in self.windows.items():
+            headers[f"x-ratelimit-limit-{name}-minute"] = str(int(window.limit))
+            headers[f"x-ratelimit-remaining-{name}-minute"] = str(int(window.left(now)))
+        return headers
+
+
+@virtual
+@pytest.mark.parametrize("kind", [SlidingWindow, Bucket, FixedWindow])
+@pytest.mark.parametrize(("requests", "tokens", "latency"), [(60, 10**6, 0.3), (600, 10**6, 2.0), (600, 20_000, 0.3)])
+async def test_l02_windows_whose_end_is_not_told_are_spread_by_their_length(
+    kind: type[SlidingWindow | Bucket | FixedWindow], requests: int, tokens: int, latency: float
+) -> None:
+    """However the provider counts, it refuses nothing, and nearly all of the scarcer window is used."""
+    pool, service = learning("a"), Untold(kind, req=requests, tokens=tokens)
+    calls = 5 * min(requests, tokens // 100)
+
+    async def operation(key: Resource[str]) -> Response:
+        await asyncio.sleep(0.01)
+        answer = service.call(req=1, tokens=100)
+        await asyncio.sleep(latency)
+        return answer
+
+    await asyncio.gather(*(pool.run(operation, wait_for_capacity=True, cost=Cost(60, 40)) for _ in range(calls)))
+    assert left(pool).keys() == {"requests", "requests/minute", "tokens/minute", "tokens/month"}
+    assert service.refused == 0
+    assert time() <= 300 / 0.93
 
 
 # -- many processes ---------------------------------------------------------------------------------------------------
