@@ -12,6 +12,7 @@ from headgate.core.lazy import lazy
 from headgate.core.topics import subscribe
 from headgate.errors import (
     ContextVarCollision,
+    CostTooLarge,
     DiscoveryFailed,
     DiscoveryTimeout,
     DispatchTimeout,
@@ -67,7 +68,15 @@ if TYPE_CHECKING:
     )
     from headgate.integrations.dask import DaskPlacement
     from headgate.integrations.ray import RayPlacement
-    from headgate.resources import CooldownResource, DisableResource, Quota, Resource, ResourcePool, RetryOperation
+    from headgate.resources import (
+        CooldownResource,
+        Cost,
+        DisableResource,
+        Quota,
+        Resource,
+        ResourcePool,
+        RetryOperation,
+    )
     from headgate.resources.http_errors import http_errors
     from headgate.stores.postgres import PostgresStore
     from headgate.stores.sqlite import SqliteStore
@@ -133,6 +142,8 @@ __all__ = [
     "ContextVar",
     "ContextVarCollision",
     "CooldownResource",
+    "Cost",
+    "CostTooLarge",
     "DaskPlacement",
     "DisableResource",
     "DiscoveryEvent",
@@ -246,6 +257,7 @@ _PACKAGES = {
     "headgate.integrations.ray": ("RayPlacement",),
     "headgate.resources": (
         "CooldownResource",
+        "Cost",
         "DisableResource",
         "Quota",
         "Resource",

@@ -19,6 +19,7 @@
     │   └── SubmitTimeout                       HEADGATE-POL-009
     ├── nothing could serve the call
     │   ├── PoolExhausted                       HEADGATE-RES-001
+    │   │   └── CostTooLarge (InvalidArgument)  HEADGATE-RES-004
     │   └── NoWorkersAvailable                  HEADGATE-RES-002
     │       └── DispatchTimeout (TimeoutError)  HEADGATE-RES-003
     ├── the work itself ended badly
@@ -270,6 +271,13 @@ class PoolExhausted(HeadgateError):
         """What was tried: resource id, signal and duration of each attempt, oldest first."""
         self.retry_after: float | None = retry_after
         """Seconds until the earliest cooldown of a matching resource ends; None when none is cooling."""
+
+
+class CostTooLarge(PoolExhausted, InvalidArgument):
+    """A call costs more than a whole window of any matching resource's quota, so waiting cannot help."""
+
+    code = "HEADGATE-RES-004"
+    remedy = "Make the call smaller, or give the resources a larger quota."
 
 
 class NoWorkersAvailable(HeadgateError):

@@ -17,7 +17,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 
 import headgate
-from headgate import CooldownResource, PoolExhausted, Resource, ResourcePool, TaskHandle, TaskPool
+from headgate import CooldownResource, Cost, PoolExhausted, Quota, Resource, ResourcePool, TaskHandle, TaskPool
 from headgate.integrations import asgi
 from headgate.integrations.anthropic import client as anthropic_client
 from headgate.integrations.httpx import RotatingSyncTransport, RotatingTransport
@@ -31,6 +31,7 @@ from headgate.resources import (
     Picker,
     Pool,
     PoolStats,
+    QuotaSnapshot,
     ResourceCooled,
     Strategy,
     least_latency,
@@ -64,6 +65,12 @@ assert_type(anthropic_client(classified, timeout=5), anthropic.AsyncAnthropic)
 assert_type(openai_client(Resource("a", "sk-aaa")), openai.AsyncOpenAI)
 httpx.AsyncClient(transport=RotatingTransport(Resource("a", "sk-aaa")))
 ResourcePool({"a": "sk-aaa"}, classify=None)
+several = [Quota(requests=5, per=1), Quota(requests=1000, tokens=1_000_000, per=3600)]
+limited = ResourcePool({"a": "sk-aaa"}, quota=several)
+ResourcePool([Resource("a", "v", quota=tuple(several)), Resource("b", "v", quota="learn")], quota=several[0])
+limited.run_sync(lambda key: key.spent(input=3, output=4.5), cost=Cost(input=1000, output=500))
+limited.run_sync(lambda key: key.spent(30), cost=1500)
+assert_type(limited.stats().resources["a"].quota, QuotaSnapshot | None)
 service = FastAPI(lifespan=asgi.lifespan(TaskPool("web"), classified), exception_handlers=asgi.exception_handlers())
 service.add_middleware(asgi.PoolErrors, status=429)
 service.add_middleware(asgi.TenantHeader, source=lambda scope: scope["user"])

@@ -11,6 +11,10 @@ ResourcePool([Resource("a", 1)], max_attempts="3")  # type: ignore[call-overload
 ResourcePool([Resource("a", 1)], strategy=headgate.Resource)  # type: ignore[call-overload]
 Resource(1, "value")  # type: ignore[arg-type]
 Resource("a", "value", status="ill")  # type: ignore[arg-type]
+Resource("a", "value", quota=60)  # type: ignore[arg-type]
+Resource("a", "value", quota=["learn"])  # type: ignore[list-item]
+Resource("a", "value").spent("many")  # type: ignore[arg-type]
+headgate.Cost(words=5)  # type: ignore[call-arg]
 CooldownResource("soon")  # type: ignore[arg-type]
 CooldownResource(60, only_for="shop.example")  # type: ignore[arg-type]
 
@@ -32,6 +36,7 @@ async def main() -> None:
     await fetch(Resource("a", "v"), "/x")  # type: ignore[arg-type, call-arg]
     pool.use(request_id="r")  # type: ignore[call-arg]
     pool.run_sync(lambda resource: 1, timeout=3)  # type: ignore[call-arg]
+    pool.run_sync(lambda resource: 1, cost="many")  # type: ignore[arg-type]
     pool.run_sync(lambda resource: 1, affinity=1.5)  # type: ignore[arg-type]
     pool.lease(affinity=["acme"])  # type: ignore[arg-type]
     await pool.add("c", 3)  # type: ignore[call-overload]

@@ -18,6 +18,7 @@ from headgate._version import __version__
 
 ERRORS = {
     "ContextVarCollision",
+    "CostTooLarge",
     "DiscoveryFailed",
     "DiscoveryTimeout",
     "DispatchTimeout",
@@ -91,6 +92,7 @@ TASKS = {
 STORES = {"PostgresStore", "SqliteStore"}
 RESOURCES = {
     "CooldownResource",
+    "Cost",
     "DisableResource",
     "PoolExhausted",
     "Quota",

@@ -12,6 +12,7 @@ from headgate.combined.permit import Permit
 from headgate.core.checks import Affinity, checked_affinity, checked_attempts, checked_names
 from headgate.resources.allocator import Allocator
 from headgate.resources.attempts import Call
+from headgate.resources.costs import AnyCost
 from headgate.resources.members import ANY, CANCEL_REQUESTED, Requirement, Use
 from headgate.resources.model import Resource
 from headgate.resources.pool import ResourcePool
@@ -79,7 +80,8 @@ class TaskAllocator:
         resources = self.resources
         if resources is None:
             return Permit(task, None, None)
-        terms, requirement, affinity, cost = task.terms, ANY, None, 0.0
+        terms, requirement, affinity = task.terms, ANY, None
+        cost: AnyCost = 0.0
         if terms is not PLAIN:
             requirement, affinity = requirement_of(task), None if terms.wish is None else terms.wish[0]
             cost = terms.cost or 0.0

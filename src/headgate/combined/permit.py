@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from headgate.context.rests import Note
 from headgate.core.cancellation import Steered
 from headgate.core.current_task import CURRENT, tenant_text
+from headgate.resources.costs import Spent
 from headgate.resources.engine import Engine
 from headgate.resources.http_status import Answer
 from headgate.resources.members import Use
@@ -81,8 +82,9 @@ class Permit:
         use = self.use
         if use is None or use.reservation is None:
             return
-        if after.spent > known.spent:
-            use.reservation.spend(after.spent - known.spent)
+        if after.spent is not None and after.spent != known.spent:
+            spent = Spent(*after.spent)
+            use.reservation.spend(spent if known.spent is None else spent.since(Spent(*known.spent)))
         engine = use.member.rotation.owner
         if after.told is not None and after.told != known.told and engine is not None:
             status, headers = after.told

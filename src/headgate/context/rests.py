@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 from headgate.context.variables import ContextVar
 from headgate.core.clock import clock
 from headgate.core.rests import send_rests
+from headgate.resources.costs import Spent
 
 Told = tuple[int | None, tuple[tuple[str, str], ...]]
 """The status and the rate-limit headers of an answer."""
@@ -23,8 +24,8 @@ class Note(NamedTuple):
     reason: str | None = None
     at: float = 0.0
     """When it asked for that rest, which tells the rest from the one before."""
-    spent: float = 0.0
-    """The tokens that it has used."""
+    spent: tuple[float, float | None, float | None] | None = None
+    """The tokens that it has used: in all, of its input and of its output. None if it has reported none."""
     told: Told | None = None
     """By its last answer."""
 
@@ -48,9 +49,10 @@ def _note(resource_id: str, seconds: float, reason: str | None) -> None:
     _tell(before._replace(seconds=max(seconds, before.seconds), reason=reason, at=clock.now()))
 
 
-def _note_spent(resource_id: str, tokens: float) -> None:
-    before = _before(resource_id)
-    _tell(before._replace(spent=before.spent + tokens))
+def _note_spent(resource_id: str, total: float, input: float | None, output: float | None) -> None:
+    before, more = _before(resource_id), Spent(total, input, output)
+    spent = more if before.spent is None else Spent(*before.spent).plus(more)
+    _tell(before._replace(spent=(spent.total, spent.input, spent.output)))
 
 
 def _note_told(resource_id: str, status: int | None, headers: Mapping[str, str]) -> None:

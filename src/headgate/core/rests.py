@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 Elsewhere = Callable[[str, float, str | None], None]
 """Told the id of a resource, the seconds and the reason."""
 
-SpentElsewhere = Callable[[str, float], None]
-"""Told the id of a resource, and how many tokens a call used."""
+SpentElsewhere = Callable[[str, float, float | None, float | None], None]
+"""Receives the id of a resource, and how many tokens a call used: in all, of its input and of its output, if known."""
 
 LearnedElsewhere = Callable[[str, int | None, Mapping[str, str]], None]
 """Told the id of a resource, and the status and the rate-limit headers of an answer."""
@@ -30,10 +30,10 @@ def rest_elsewhere(resource_id: str, seconds: float, reason: str | None) -> None
         _elsewhere(resource_id, seconds, reason)
 
 
-def spent_elsewhere(resource_id: str, tokens: float) -> None:
+def spent_elsewhere(resource_id: str, total: float, input: float | None, output: float | None) -> None:
     """Pass on how many tokens a call used of a resource that no pool of this process holds."""
     if _spent is not None:
-        _spent(resource_id, tokens)
+        _spent(resource_id, total, input, output)
 
 
 def learned_elsewhere(resource_id: str, status: int | None, headers: Mapping[str, str]) -> None:

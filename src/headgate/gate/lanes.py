@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Hashable, Iterator
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, SupportsFloat
 
 from headgate.gate.rounds import Rounds
 
@@ -21,7 +21,7 @@ class Terms(Protocol):
     @property
     def need(self) -> Hashable: ...
     @property
-    def cost(self) -> float | None: ...
+    def cost(self) -> SupportsFloat | None: ...
 
 
 class Queued(Protocol):

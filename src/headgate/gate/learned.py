@@ -33,6 +33,12 @@ _SAME_END: Final = 1.0
 """Seconds: ends of windows that are closer than this are the same."""
 _UNTOLD: Final = 1.0
 """Seconds after which one call asks again, when answers do not say when an amount comes back."""
+_LONGEST_SPREAD: Final = 3600.0
+"""Seconds. A longer window is not spread if answers do not say when it ends: that may be soon."""
+_EVEN_BURST: Final = 0.02
+"""The part of such a window that may start at once. Nobody says when it comes back, so it must fit beside the rest."""
+_KEPT_BACK: Final = 0.01
+"""The part that stays unused, as calls may be counted closer together than they start."""
 _SPREAD: Final = 3.0
 """Seconds over which what a bucket has saved is spread at least, unless it fills faster."""
 _LATENCIES: Final = 4.0
@@ -102,6 +108,7 @@ class LearnedLimit:
         "_newest",
         "_overstated",
         "_pace",
+        "_per",
         "_rate_range",
         "_rated",
         "_refused_at",
@@ -149,6 +156,7 @@ class LearnedLimit:
         self._rows: list[Row] = []  # calls that started since `_newest`, or shortly before: start and amount
         self._at = -math.inf  # the last start
         self._pace = Pace(1.0)
+        self._per: float | None = None  # the length of a window whose end answers do not tell
 
     @property
     def is_known(self) -> bool:
@@ -195,7 +203,7 @@ class LearnedLimit:
             left = self.limit  # nothing is used: if a call fits at all, it fits now
         elif self.kind == "bucket":
             left -= self._slack()
-        elif math.isinf(self._end) and now >= self._at + _UNTOLD:
+        elif math.isinf(self._end) and now >= self._at + self._untold:
             return math.inf  # nobody said when there is more: one call asks
         elif self.kind is None and now >= self._asks_at:
             return max(1.0, left)
@@ -221,8 +229,22 @@ class LearnedLimit:
         if self.kind is None:
             opens_at = min(opens_at, self._asks_at)
         if math.isinf(self._end):  # if answers under way do not tell, one call asks again
-            opens_at = min(opens_at, self._at + _UNTOLD)
+            opens_at = min(opens_at, self._at + self._untold)
         return max(now + SOON, opens_at)
+
+    @property
+    def most(self) -> float:
+        """The largest amount that may ever be taken in one go: calls reserve no more than a whole limit."""
+        return math.inf
+
+    def refilled_at(self, now: float) -> float:
+        """When all of it is there again if nothing else is taken; infinite if that is not known."""
+        left = self.left(now)
+        if self.limit is not None and left >= self.limit - CLOSE:
+            return now
+        if self.kind == "bucket" and self.rate and self.limit is not None:
+            return now + (self.limit - left) / self.rate
+        return self._end
 
     def hold(self, amount: float, now: float) -> None:
         """Set an amount aside."""
@@ -273,9 +295,16 @@ class LearnedLimit:
     # -- learning ------------------------------------------------------------------------------------------------------
 
     def observe(
-        self, limit: float | None, remaining: float | None, reset: float | None, *, start: float, now: float
+        self,
+        limit: float | None,
+        remaining: float | None,
+        reset: float | None,
+        *,
+        start: float,
+        now: float,
+        per: float | None = None,
     ) -> None:
-        """Learn from an answer that arrived at `now` to a call that started at `start`."""
+        """Learn from an answer that arrived at `now` to a call that started at `start`. `per`: its window's length."""
         if self._inferred and remaining is not None:
             self._forget()
         if limit is not None and limit >= 1 and limit != self.limit:  # nobody is allowed less than one call
@@ -283,6 +312,7 @@ class LearnedLimit:
         if remaining is None:
             return
         self._answers += 1
+        self._learn_length(per if reset is None and per is not None and 0 < per <= _LONGEST_SPREAD else None)
         self._latency = max(now - start, 0.9 * self._latency)
         self._caution = max(1.0, self._caution * 0.98)
         if self._measured < math.inf:
@@ -420,11 +450,22 @@ class LearnedLimit:
         self._rate_range, self._rated, self._anchor = (0.0, math.inf), (0.0, 0.0, 0.0), None
         self._span, self._end = 0.0, math.inf
         self.limit = limit
-        self._pace.burst = default_burst(limit)
-        self._pace.level = min(self._pace.level, self._pace.burst)
+        self._set_burst()
         if self._level is not None:
             self._level = min(self._level, limit)
         self._conclude()
+
+    def _learn_length(self, per: float | None) -> None:
+        """Spread this window by its length, or by its end if `per` is None."""
+        if per != self._per:
+            self._per = per
+            self._set_burst()
+
+    def _set_burst(self) -> None:
+        if self.limit is not None:
+            even = None if self._per is None else max(1.0, _EVEN_BURST * self.limit)
+            self._pace.burst = default_burst(self.limit) if even is None else even
+            self._pace.level = min(self._pace.level, self._pace.burst)
 
     def _begin(self, remaining: float, reset: float | None, start: float, now: float) -> None:
         """Take an answer as it is: it is the first, or the first of this kind."""
@@ -553,9 +594,19 @@ class LearnedLimit:
             pace = refill + max(0.0, left) / spread
         if self.kind == "bucket" and pace:
             return pace
+        if math.isinf(self._end) and self._per is not None and self.limit is not None:
+            after_burst = (1.0 - _KEPT_BACK) * self.limit - (self._pace.burst - 1.0)  # the first is no extra one
+            return max(pace, after_burst / self._per)
         if math.isinf(self._end):
             return max(pace, self._pace.burst / _UNTOLD)
         return max(pace, (max(0.0, left) + self._pace.unit) / max(self._ends_at() - now, SOON))
+
+    @property
+    def _untold(self) -> float:
+        """Seconds after which one call asks again, when answers do not say when an amount comes back."""
+        if self._per is None or self.limit is None:
+            return _UNTOLD
+        return max(_UNTOLD, 2 * self._per / self.limit)  # calls that are spaced leave shorter gaps
 
     def _since(self, start: float, but: float | None = None) -> float:
         """What calls take that started after `start`, except for the one that started at `but`."""
@@ -592,6 +643,7 @@ class LearnedLimit:
             "rows": self._rows,
             "at": finite(self._at),
             "pace": [self._pace.burst, self._pace.level, finite(self._pace.at)],
+            "per": self._per,
         }
 
     def load(self, body: Mapping[str, Any]) -> None:
@@ -628,6 +680,7 @@ class LearnedLimit:
         self._at = _optional(body, "at", -math.inf)
         burst, level, at = several(body.get("pace"), 3)
         self._pace = Pace(number(burst), number(level), -math.inf if at is None else number(at))
+        self._per = _optional(body, "per")
         self._conclude()
 
 

@@ -571,4 +571,4 @@ _NOTHING: Final = (0, 0, 0.0, 0.0)
 
 def _cost(task: Queued) -> float:
     cost = task.terms.cost
-    return 1.0 if cost is None else cost
+    return 1.0 if cost is None else float(cost)

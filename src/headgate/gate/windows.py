@@ -5,8 +5,9 @@
     FixedWindow     `limit` in each period; what remains is spread over the rest of the period
     LearnedLimit    the bucket or the window that a provider's answers describe
 
-All of them answer the same questions: how much may be taken now (`room`), when an amount may be taken (`opens_at`), and
-how much is left whatever the pace (`left`). Taking has two steps, because processes that share a limit take amounts
+All of them answer the same questions: how much may be taken now (`room`), when an amount may be taken (`opens_at`), how
+much is left whatever the pace (`left`), how much may ever be taken in one go (`most`), and when all of it is there
+again (`refilled_at`). Taking has two steps, because processes that share a limit take amounts
 before they use them: `hold` sets an amount aside, `count` counts it from the moment when its call starts. `give_back`
 returns an amount that was held and not used. `amend` corrects a counted amount once it is known what the call really
 used: the amount changes, the moment does not.
@@ -123,6 +124,11 @@ class SlidingWindow:
         self._paced_at = self._repaced_at = -math.inf
         self._bottleneck = math.inf
 
+    @property
+    def most(self) -> float:
+        """The largest amount that may ever be taken in one go."""
+        return self.limit
+
     def left(self, now: float) -> float:
         """How much of the window is not used."""
         self._forget(now)
@@ -139,6 +145,11 @@ class SlidingWindow:
         if self.room(now) >= amount - CLOSE:
             return now
         return max(self._left_at(amount, now), self._paced(amount, now))
+
+    def refilled_at(self, now: float) -> float:
+        """When nothing is used any longer, if nothing else is taken."""
+        self._forget(now)
+        return self._rows[-1][0] if self._rows else now
 
     def hold(self, amount: float, now: float) -> None:
         """Set an amount aside."""
@@ -272,6 +283,11 @@ class Bucket:
         """When it was last found full, so that more would have overflowed."""
         self._level, self._at = self.burst, -math.inf
 
+    @property
+    def most(self) -> float:
+        """The largest amount that may ever be taken in one go."""
+        return self.burst
+
     def left(self, now: float) -> float:
         """How much is in the bucket."""
         if now > self._at:
@@ -291,6 +307,10 @@ class Bucket:
         if missing <= CLOSE:
             return now
         return now + max(SOON, missing / self.rate) if amount <= self.burst + CLOSE else math.inf
+
+    def refilled_at(self, now: float) -> float:
+        """When it is full, if nothing else is taken."""
+        return now + max(0.0, self.burst - self.held - self.left(now)) / self.rate
 
     def hold(self, amount: float, now: float) -> None:
         """Take an amount out."""
@@ -337,6 +357,11 @@ class FixedWindow:
         self._pace = Pace(default_burst(limit) if burst is None else burst)
         self._begin, self._left = -math.inf, limit
 
+    @property
+    def most(self) -> float:
+        """The largest amount that may ever be taken in one go."""
+        return self.limit
+
     def left(self, now: float) -> float:
         """How much of this period is not used."""
         self._roll(now)
@@ -357,6 +382,11 @@ class FixedWindow:
             return end if math.isfinite(end) else math.inf
         rate = self._rate(now)
         return min(end, now + max(SOON, self._pace.lacks(amount) / rate)) if rate > 0 else end
+
+    def refilled_at(self, now: float) -> float:
+        """When the period ends; `now` if none has begun."""
+        self._roll(now)
+        return now if math.isinf(self._begin) else self._begin + self.per
 
     def hold(self, amount: float, now: float) -> None:
         """Set an amount aside."""

@@ -28,12 +28,13 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 
 from headgate.combined.permit import use_of_task
-from headgate.core.checks import Affinity, checked_affinity, checked_seconds, is_finite
+from headgate.core.checks import Affinity, checked_affinity, is_finite
 from headgate.core.clock import clock
 from headgate.errors import InvalidType, PoolExhausted
 from headgate.integrations.key_rules import Header, KeyRules
 from headgate.integrations.request_call import HeldCall, RequestCall, Verdict, errors_of_strangers, proxy_errors
-from headgate.integrations.token_usage import estimated_tokens
+from headgate.integrations.token_usage import estimated_cost
+from headgate.resources.costs import AnyCost, Cost, checked_cost
 from headgate.resources.engine import engine_of
 from headgate.resources.http_errors import http_errors
 from headgate.resources.http_status import HEARD
@@ -89,7 +90,7 @@ class _Rotating:
         insecure: bool = False,
         proxies: bool = False,
         transport: Any = None,
-        cost: float | Callable[[Any], float] | None = None,
+        cost: AnyCost | Callable[[Any], AnyCost] | None = None,
         **options: Unpack[TransportOptions],
     ) -> None:
         """`pool` is where keys come from, or the one key to use, which a task or call was given.
@@ -99,8 +100,8 @@ class _Rotating:
         names where keys may go; by default where the first request goes. Requests to other places are sent without a
         key. `insecure=True` lets keys go over plain HTTP. With `proxies=True` the values of the resources are URLs of
         proxies, and no header is written. `transport` is what sends; by default the usual transport of the library.
-        `cost` is how many tokens a request takes of the quota of its key, a number or a function of the request; by
-        default that is estimated from its body if keys have a quota. When the answer tells how many it was, that number
+        `cost` is how many tokens a request takes of the quota of its key: a number, a `Cost`, or a function of the
+        request. By default it is estimated from the body if keys have a quota. When the answer reports its usage, that
         counts. `affinity` may be a function of the request too, such as one that returns its host. A request names its
         own with ``extensions={"headgate": {"affinity": ...}}``. The other options are those of `ResourcePool.run_sync`.
         """
@@ -130,14 +131,14 @@ class _Rotating:
             options["affinity"] = None
         self._plan = plan_of(options, method=type(self).__name__, allowed=CALL_OPTIONS, max_attempts=attempts)
         self._rules = KeyRules(header, hosts, insecure)
-        if not (cost is None or callable(cost) or (is_finite(cost) and cost >= 0)):
+        if not (cost is None or isinstance(cost, Cost) or callable(cost) or (is_finite(cost) and cost >= 0)):
             raise InvalidType(
-                f"cost must be a number of tokens or a function of the request, got {cost!r}",
+                f"cost must be a number of tokens, a Cost or a function of the request, got {cost!r}",
                 remedy="Leave it out: then it is estimated.",
             )
         members = () if self._engine is None else list(self._engine.rotation.members.values())
         has_quotas = any(one.sharing.account is not None for one in members)
-        self._cost: float | Callable[[Any], float] = _estimated_cost if cost is None else cost
+        self._cost: AnyCost | Callable[[Any], AnyCost] = _estimated_cost if cost is None else cost
         self._has_costs = has_quotas or cost is not None
         self._proxies = proxies
         self._given = transport
@@ -196,11 +197,11 @@ class _Rotating:
         fits = use is not None and self._plan.requirement.fits(use.member.resource)
         return use.member.resource if use is not None and fits else None
 
-    def _cost_of(self, request: Any, loaded: bool) -> float:
+    def _cost_of(self, request: Any, loaded: bool) -> AnyCost:
         if self._cost is _estimated_cost and not loaded:
             return 0.0
         cost = self._cost(request) if callable(self._cost) else self._cost
-        return checked_seconds("cost of a request must be a finite number of tokens >= 0", cost)
+        return checked_cost("cost of a request", cost)
 
     def _affinity(self, request: Any) -> Affinity | None:
         """The affinity of a request: its own, or else what the function of the transport returns for it."""
@@ -382,8 +383,8 @@ def _keyed_request(library: Any) -> Any:
     return KeyedRequest
 
 
-def _estimated_cost(request: Any) -> float:
-    return estimated_tokens(request.content)
+def _estimated_cost(request: Any) -> Cost:
+    return estimated_cost(request.content)
 
 
 def _is_loaded(request: Any) -> bool:

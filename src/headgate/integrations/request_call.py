@@ -187,9 +187,9 @@ class RequestCall:
         """
         use, self._use = self._use, None
         if use is not None:
-            tokens = None if self._usage is None else self._usage.tokens()
-            if tokens is not None and use.reservation is not None:
-                use.reservation.spent = tokens
+            spent = None if self._usage is None else self._usage.spent()
+            if spent is not None and use.reservation is not None:
+                use.reservation.spent = spent
             self._engine.done(self._call, use)
 
     def broke(self, error: Exception) -> None:
@@ -296,9 +296,9 @@ class HeldCall:
     def done(self) -> None:
         """Tell the resource how many tokens the answer used."""
         usage, self._usage = self._usage, None
-        tokens = None if usage is None else usage.tokens()
-        if tokens is not None:
-            self._resource.spent(tokens)
+        spent = None if usage is None else usage.spent()
+        if spent is not None:
+            self._resource.spent(spent.total, input=spent.input, output=spent.output)
 
     def broke(self, error: Exception) -> None:
         """End a request whose answer broke off. What was read of the answer counts."""

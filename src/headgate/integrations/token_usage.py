@@ -10,6 +10,8 @@ import json
 import re
 from typing import Final
 
+from headgate.resources.costs import Cost, Spent
+
 _LONGEST_PARSED: Final = 1 << 20  # bytes of a request that are parsed; of a longer one only the length counts
 _CHARACTERS_PER_TOKEN: Final = 4
 _ANSWER_LENGTHS: Final = ("max_completion_tokens", "max_output_tokens", "max_tokens")
@@ -20,27 +22,39 @@ _COUNT = re.compile(
 )
 
 
-def estimated_tokens(body: bytes) -> float:
+def estimated_cost(body: bytes) -> Cost:
     """How many tokens a request with this body may use: its text, and the longest answer that it allows."""
-    tokens = len(body) / _CHARACTERS_PER_TOKEN
+    return Cost(len(body) / _CHARACTERS_PER_TOKEN, _longest_answer(body))
+
+
+def _longest_answer(body: bytes) -> float:
     if body.lstrip()[:1] != b"{" or len(body) > _LONGEST_PARSED:
-        return tokens
+        return 0.0
     try:
         fields = json.loads(body)
     except (ValueError, RecursionError):
-        return tokens
+        return 0.0
     answer = next((number for name in _ANSWER_LENGTHS if (number := _number(fields.get(name)))), 0.0)
-    return tokens + answer * max(1.0, _number(fields.get("n")))
+    return answer * max(1.0, _number(fields.get("n")))
 
 
-def used_tokens(text: bytes) -> float | None:
-    """How many tokens an answer says it used, of which this is the beginning and the end; None: it does not say."""
+def used_tokens(text: bytes) -> Spent | None:
+    """The tokens that an answer says it used, of which this is the beginning and the end, or None if it does not say.
+
+    An answer that reports one part and no total, such as one of embeddings, has used nothing of the other. A total
+    without parts counts in full as both.
+    """
     counts = {name: float(number) for name, number in _COUNT.findall(text)}  # the last of each counts
-    if b"total_tokens" in counts:
-        return counts[b"total_tokens"]
+    total = counts.get(b"total_tokens")
     read = counts.get(b"input_tokens", counts.get(b"prompt_tokens"))
     written = counts.get(b"output_tokens", counts.get(b"completion_tokens"))
-    return None if read is None and written is None else (read or 0.0) + (written or 0.0)
+    if read is None and written is None:
+        return None if total is None else Spent(total, total, total)
+    known = (read or 0.0) + (written or 0.0)
+    if total is None:
+        return Spent(known, read or 0.0, written or 0.0)
+    total = max(total, known)
+    return Spent(total, total - known if read is None else read, total - known if written is None else written)
 
 
 class UsageReader:
@@ -58,8 +72,8 @@ class UsageReader:
             self._first += chunk[: self._PART]
         self._last = (self._last + chunk)[-self._PART :] if len(chunk) < self._PART else chunk[-self._PART :]
 
-    def tokens(self) -> float | None:
-        """How many tokens the answer says it used; None: it does not say, or what it says cannot be read."""
+    def spent(self) -> Spent | None:
+        """The tokens that the answer says it used, or None if it does not say, or cannot be read."""
         return used_tokens(self._first + b"\n" + self._last)
 
 

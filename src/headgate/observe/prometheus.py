@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from headgate.observe.history import Labels, PoolHistory
     from headgate.observe.sampler import Sampler
+    from headgate.resources.model import QuotaSnapshot
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 """Of what `exposition` returns."""
@@ -157,6 +158,23 @@ def _resources(to: _Families, view: dict[str, Any], pool: str, history: PoolHist
     for label, number in flights.items():
         to.gauge("headgate_resource_in_flight", "Uses at this moment.", number, pool=pool, resource=label)
         to.gauge("headgate_resource_cooldown_seconds", "Seconds of rest left.", rests[label], pool=pool, resource=label)
+    for row in view["resources"]:
+        label = history.labels.of(row["id"])
+        if label != OTHER and "quota" in row:
+            _quota(to, row["quota"], pool, label)
+
+
+def _quota(to: _Families, quota: QuotaSnapshot, pool: str, resource: str) -> None:
+    """What is known of each window of a resource's quota. A provider names at most eight windows."""
+    for name, window in quota["windows"].items():
+        known = (
+            ("headgate_resource_quota_left", "What is left of a window of a quota.", window["left"]),
+            ("headgate_resource_quota_limit", "How much a window of a quota holds.", window["limit"]),
+            ("headgate_resource_quota_full_seconds", "Seconds until it is full again.", window["seconds_until_full"]),
+        )
+        for gauge, about, number in known:
+            if number is not None:
+                to.gauge(gauge, about, number, pool=pool, resource=resource, window=name)
 
 
 def _folded(view: dict[str, Any], labels: Labels) -> tuple[dict[str, int], dict[str, float]]:

@@ -12,6 +12,7 @@ TYPE_CHECKING = False  # typing's own, without importing typing
 if TYPE_CHECKING:
     from headgate.core.checks import Affinity
     from headgate.errors import PoolExhausted, UnknownResource
+    from headgate.resources.costs import Cost
     from headgate.resources.events import (
         HealthShared,
         HealthUnshared,
@@ -31,11 +32,13 @@ if TYPE_CHECKING:
     from headgate.resources.model import (
         Attempt,
         PoolStats,
+        QuotaSnapshot,
         Resource,
         ResourceSnapshot,
         ResourceStats,
         ResourceStatus,
         Usage,
+        WindowSnapshot,
     )
     from headgate.resources.pickers import GuidedPicker, Learner, Occasion, Picker
     from headgate.resources.pool import Pool, ResourcePool
@@ -48,6 +51,7 @@ __all__ = [
     "Affinity",
     "Attempt",
     "CooldownResource",
+    "Cost",
     "DisableResource",
     "GuidedPicker",
     "HealthShared",
@@ -61,6 +65,7 @@ __all__ = [
     "PoolExhausted",
     "PoolStats",
     "Quota",
+    "QuotaSnapshot",
     "Resource",
     "ResourceAcquired",
     "ResourceAdded",
@@ -86,6 +91,7 @@ __all__ = [
     "UnknownResource",
     "Usage",
     "UseOptions",
+    "WindowSnapshot",
     "least_latency",
     "parse_retry_after",
     "primary_backup",
@@ -115,13 +121,16 @@ _MODULES = {
     "headgate.resources.model": (
         "Attempt",
         "PoolStats",
+        "QuotaSnapshot",
         "Resource",
         "ResourceSnapshot",
         "ResourceStats",
         "ResourceStatus",
         "Usage",
+        "WindowSnapshot",
     ),
     "headgate.resources.run_options": ("LeaseOptions", "RunOptions", "StreamOptions", "SyncOptions", "UseOptions"),
+    "headgate.resources.costs": ("Cost",),
     "headgate.resources.quota": ("Quota",),
     "headgate.resources.pool": ("Pool", "ResourcePool"),
     "headgate.resources.members": ("Member",),

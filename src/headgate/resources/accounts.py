@@ -19,14 +19,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from headgate.core.weakrefs import WeakList
 from headgate.errors import InvalidArgument
-from headgate.resources.ledger import REQUESTS, TOKENS, Ledger, Need
-from headgate.resources.quota import Quota, QuotaSetting
+from headgate.resources.costs import REQUESTS, AnyCost, Spent, dimension_of
+from headgate.resources.ledger import Ledger, Need, WindowView
+from headgate.resources.quota import LEARN, QuotaSetting, as_given
 from headgate.resources.rate_limits import Limit
 
 if TYPE_CHECKING:
     from headgate.resources.leased_budget import LeasedBudget
     from headgate.resources.members import Member, WaitTicket
-    from headgate.resources.model import Resource, Sharing
+    from headgate.resources.model import QuotaSnapshot, Resource, Sharing, WindowSnapshot
     from headgate.resources.rotation import Rotation
     from headgate.resources.shared_quotas import SharedQuota
 
@@ -36,10 +37,10 @@ class Budget(Protocol):
 
     @property
     def wants_exchange(self) -> bool: ...
-    def need(self, cost: float) -> dict[str, float]: ...
-    def can_ever_allow(self, cost: float) -> bool: ...
+    def need(self, cost: AnyCost) -> dict[str, float]: ...
+    def can_ever_allow(self, need: Need) -> bool: ...
     def allows(self, need: Need, now: float, *, paced: bool = True) -> bool: ...
-    def left(self, name: str, now: float) -> float: ...
+    def views(self, now: float) -> dict[str, WindowView]: ...
     def lack(self, need: Need, now: float, *, waits: bool) -> None: ...
     def opens_at(self, need: Need, now: float) -> float: ...
     def start(self, need: Need, now: float) -> tuple[float, bool]: ...
@@ -64,15 +65,15 @@ class Reservation:
     __slots__ = ("account", "asks", "cost", "has_failed", "is_open", "made_at", "need", "spent", "start")
 
     def __init__(
-        self, account: Account, need: dict[str, float], cost: float, start: float, asks: bool, made_at: float
+        self, account: Account, need: dict[str, float], cost: AnyCost, start: float, asks: bool, made_at: float
     ) -> None:
         self.account: Account = account
         self.need: dict[str, float] = need
-        self.cost: float = cost
+        self.cost: AnyCost = cost
         self.start: float = start
         """Stands for the use in the budget: a time of its clock."""
-        self.spent: float | None = None
-        """The tokens that were really used, when the call has said so."""
+        self.spent: Spent | None = None
+        """The tokens that were really used, or None if the call has not reported them."""
         self.asks: bool = asks
         """Will the answer to the call be the first to say what there is?"""
         self.made_at: float = made_at
@@ -82,13 +83,13 @@ class Reservation:
         self.has_failed: bool = False
         """Did the call raise something, so that it is not known whether the service has answered?"""
 
-    def spend(self, tokens: float) -> None:
+    def spend(self, spent: Spent) -> None:
         """Add tokens to those that were really used."""
-        self.spent = tokens if self.spent is None else self.spent + tokens
+        self.spent = spent if self.spent is None else self.spent.plus(spent)
 
 
 class Account:
-    """What is left of one quota in this process, for the resources that share it."""
+    """What is left of the quotas in this process, for the resources that share them."""
 
     def __init__(self, quota: QuotaSetting, group: str | None = None) -> None:
         self.quota: QuotaSetting = quota
@@ -121,7 +122,7 @@ class Account:
         """The resources that share it, as far as a pool has them."""
         return list({id(member.resource): member.resource for member in self.members}.values())
 
-    def cost_waited_for(self) -> float | None:
+    def cost_waited_for(self) -> AnyCost | None:
         """The least that a call costs which waits, and could use one of its resources now; None: no call does.
 
         A call with a cost waits for the account that it holds, and not for a little of another one.
@@ -140,7 +141,7 @@ class Account:
         )
         if any(waits):
             return 0.0
-        return None if self.shared is None else min(self.shared.askers.values(), default=None)
+        return None if self.shared is None else min(self.shared.askers.values(), key=float, default=None)
 
     @property
     def is_short(self) -> bool:
@@ -154,22 +155,26 @@ class Account:
 
     # -- taking -------------------------------------------------------------------------------------------------------
 
-    def admits(self, cost: float, now: float, ticket: WaitTicket | None) -> bool:
-        """Whether a call may begin that costs so much. `ticket` is its place in the wait queue, if it has one."""
+    def can_ever_allow(self, cost: AnyCost) -> bool:
+        """Whether a call with this cost fits into every window when nothing of it is used."""
+        return self.budget.can_ever_allow(self.budget.need(cost))
+
+    def admits(self, cost: AnyCost, now: float, ticket: WaitTicket | None) -> bool:
+        """Whether a call with this cost may begin. `ticket` is its place in the wait queue, if it has one."""
         holder = self.holder()
         return (holder is None or holder is ticket) and self.budget.allows(self.budget.need(cost), now)
 
-    def spares(self, cost: float, now: float) -> bool:
+    def spares(self, cost: AnyCost, now: float) -> bool:
         """Whether a call that cannot wait may begin: there is enough, though calls that wait would be spaced."""
-        return self.is_closed and self.holder() is None and self.budget.allows(self.budget.need(cost), now, paced=False)
+        return self.holder() is None and self.budget.allows(self.budget.need(cost), now, paced=False)
 
-    def reserve(self, cost: float, now: float) -> Reservation:
+    def reserve(self, cost: AnyCost, now: float) -> Reservation:
         """Take what a call needs that costs so many tokens, and starts now."""
         need = self.budget.need(cost)
         start, asks = self.budget.start(need, now)
         return Reservation(self, need, cost, start, asks, now)
 
-    def would_open_at(self, cost: float, now: float) -> float:
+    def would_open_at(self, cost: AnyCost, now: float) -> float:
         """When a call that costs so much may begin, as far as can be told: soon, if others find out about it now."""
         opens_at = self.budget.opens_at(self.budget.need(cost), now)
         return now if math.isinf(opens_at) else opens_at
@@ -178,7 +183,7 @@ class Account:
         """Seconds until the next call may begin, or None if this process does not know."""
         return None if self.shared is not None else max(0.0, self.would_open_at(0.0, now) - now)
 
-    def cost_now(self) -> float:
+    def cost_now(self) -> AnyCost:
         """What the next call costs at least: it is that of the holder, if there is one."""
         holder = self.holder()
         return 0.0 if holder is None else holder.cost
@@ -192,7 +197,9 @@ class Account:
         reservation.is_open = False
         if reservation.spent is not None:
             change = {
-                name: reservation.spent - amount for name, amount in reservation.need.items() if name.endswith(TOKENS)
+                name: reservation.spent.of(dimension, amount) - amount
+                for name, amount in reservation.need.items()
+                if (dimension := dimension_of(name)) != REQUESTS
             }
             self.budget.amend(change, reservation.start, now)
         if reservation.asks:
@@ -206,10 +213,12 @@ class Account:
             if reservation.asks:
                 self.budget.probed(answered=False)
 
-    def spend(self, tokens: float, now: float) -> None:
+    def spend(self, spent: Spent, now: float) -> None:
         """Count tokens that belong to no use."""
-        if isinstance(self.quota, Quota):
-            self.budget.amend({TOKENS: tokens}, now, now)
+        if self.quota != LEARN:
+            counted = {name: dimension_of(name) for name in self.budget.need(0.0)}
+            change = {name: spent.of(dimension, 0.0) for name, dimension in counted.items() if dimension != REQUESTS}
+            self.budget.amend(change, now, now)
 
     def hear(
         self, reservation: Reservation | None, limits: Iterable[Limit], now: float, refusal: Refusal | None = None
@@ -282,6 +291,18 @@ class Account:
                 if member.rotation.wait_queue:
                     self.unwatched.add(member.rotation)
 
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    def snapshot(self, now: float) -> QuotaSnapshot:
+        """What is left of each window."""
+        windows = {name: _window(view, now) for name, view in self.budget.views(now).items()}
+        waits = self.opens_at - now if self.is_closed and math.isfinite(self.opens_at) else 0.0
+        return {
+            "left": {name: window["left"] for name, window in windows.items()},
+            "windows": windows,
+            "seconds_until_open": max(0.0, waits),
+        }
+
     # -- waiting ------------------------------------------------------------------------------------------------------
 
     def holder(self) -> WaitTicket | None:
@@ -318,6 +339,14 @@ class Account:
             self._holder, self._has_opened = None, True
 
 
+def _window(view: WindowView, now: float) -> WindowSnapshot:
+    return {
+        "left": max(0.0, view.left) if math.isfinite(view.left) else None,
+        "limit": view.limit,
+        "seconds_until_full": max(0.0, view.refilled_at - now) if math.isfinite(view.refilled_at) else None,
+    }
+
+
 def _to_blame(limits: Iterable[Limit], need: Need) -> dict[str, float | None]:
     """Return the limits because of which a call was refused, and what remains of each.
 
@@ -351,7 +380,7 @@ def account_of(quota: QuotaSetting | None, group: str | None) -> Account | None:
         known = _groups[group] = Account(quota, group)
     elif quota is not None and quota != known.quota:
         raise InvalidArgument(
-            f"quota_group {group!r} has the quota {known.quota!r}, and cannot have {quota!r} too",
+            f"quota_group {group!r} has the quota {as_given(known.quota)!r}, and cannot have {as_given(quota)!r} too",
             remedy="Give all resources of a group the same quota, or another group.",
         )
     return known

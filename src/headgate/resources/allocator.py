@@ -23,6 +23,7 @@ from headgate.core.clock import clock
 from headgate.errors import PoolExhausted
 from headgate.resources import events
 from headgate.resources.attempts import Call, Cooldowns
+from headgate.resources.costs import AnyCost
 from headgate.resources.effects import Effects
 from headgate.resources.engine import Engine, end_abandoned, engine_of, lock
 from headgate.resources.holding import reprice, unspent
@@ -63,7 +64,7 @@ class Allocator:
         self._asks = asks
         self._loop_of_pool = loop
         # What can be served some day: found so, and no resource has gone since.
-        self._hopeful: set[tuple[Requirement, float]] = set()
+        self._hopeful: set[tuple[Requirement, AnyCost]] = set()
         self.engine.followers.append(self)
         self._places: dict[Requirement, _Place] = {}
         self._granted: dict[Use, None] = {}  # each for the first task that can use it
@@ -72,7 +73,13 @@ class Allocator:
     # -- taking --------------------------------------------------------------------------------------------------------
 
     def take(
-        self, requirement: Requirement, call: Call | None, affinity: Affinity | None, cost: float = 0.0, *, wait: bool
+        self,
+        requirement: Requirement,
+        call: Call | None,
+        affinity: Affinity | None,
+        cost: AnyCost = 0.0,
+        *,
+        wait: bool,
     ) -> Use | None:
         """Begin a use of a resource that fits `requirement`; None if none is free.
 
@@ -132,7 +139,7 @@ class Allocator:
     def _suits(self, member: Member, requirement: Requirement, affinity: Affinity | None) -> bool:
         return requirement.fits(member.resource) and member.cooling_until(affinity) is None
 
-    def _reprice(self, use: Use, cost: float) -> bool:
+    def _reprice(self, use: Use, cost: AnyCost) -> bool:
         if use.reservation is None:
             return True
         with lock:
@@ -291,7 +298,7 @@ class Allocator:
                 if member.resource.status != "disabled"
             ]
 
-    def hopeless(self, requirement: Requirement, call: Call | None = None, cost: float = 0.0) -> PoolExhausted | None:
+    def hopeless(self, requirement: Requirement, call: Call | None = None, cost: AnyCost = 0.0) -> PoolExhausted | None:
         """The error that says why nothing can ever serve a task of this requirement and cost; None if something can."""
         if (requirement, cost) in self._hopeful:
             return None
@@ -304,13 +311,11 @@ class Allocator:
             return None
 
     def _hopeless(
-        self, requirement: Requirement, now: float, call: Call | None = None, cost: float = 0.0
+        self, requirement: Requirement, now: float, call: Call | None = None, cost: AnyCost = 0.0
     ) -> PoolExhausted:
         rotation = self.engine.rotation
         if cost and rotation.can_become_free(requirement):
-            why = f"the quota of none of them allows a task with cost={cost:g}"
-            remedy = "Make the task smaller, or give the resources a larger Quota(tokens=...)."
-            return (call or Call(self._plan, 0, now)).out_of_resources(why, "no_eligible", None, remedy)
+            return (call or Call(self._plan, 0, now)).too_large("task", cost)
         if not rotation.matching(requirement):
             remedy = "Check tags= and exclude= against the resources of the pool, or add() one."
         else:
@@ -374,7 +379,7 @@ class _Place:
         allocator: Allocator,
         requirement: Requirement,
         affinity: Affinity | None,
-        cost: float,
+        cost: AnyCost,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self.ticket = WaitTicket(requirement, allocator.engine.rotation, self, affinity=affinity, cost=cost)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headgate.core.redaction import redact
-from headgate.errors import PoolExhausted
+from headgate.errors import CostTooLarge, PoolExhausted
+from headgate.resources.costs import AnyCost, shown_cost
 from headgate.resources.members import Use
 from headgate.resources.model import Attempt
 from headgate.resources.run_options import Plan
@@ -174,6 +175,14 @@ class Call:
     ) -> PoolExhausted:
         """The error of a call for which nothing is eligible and that does not or cannot wait."""
         return self._exhausted(f"no eligible resource in pool: {why}", reason, retry_after, remedy)
+
+    def too_large(self, what: str, cost: AnyCost) -> CostTooLarge:
+        """The error of a call or task that takes more of each quota than a whole window holds."""
+        return CostTooLarge(
+            f"no eligible resource in pool: the quota of none of them allows a {what} with {shown_cost(cost)}",
+            attempts=self.attempts,
+            remedy=f"Make the {what} smaller, or give the resources a larger Quota(tokens=...).",
+        )
 
     def _exhausted(
         self, message: str, reason: ExhaustedReason, retry_after: float | None, remedy: str | None

@@ -37,6 +37,7 @@ from headgate.resources import events
 from headgate.resources.accounts import Account, Refusal, Reservation
 from headgate.resources.attempts import AttemptTimeout, Call
 from headgate.resources.classification import Classification, Classifier, signal_of
+from headgate.resources.costs import Spent
 from headgate.resources.current_use import attributed, use_of
 from headgate.resources.effects import (
     Cancel,
@@ -361,8 +362,7 @@ class Engine(Generic[T]):
         if not rotation.matching(plan.requirement):
             remedy = "Check tags= and exclude= against the resources of the pool."
         elif not hope and rotation.can_become_free(plan.requirement):
-            why = f"the quota of none of them allows a call with cost={plan.cost:g}"
-            remedy = "Make the call smaller, or give the resources a larger Quota(tokens=...)."
+            return call.too_large("call", plan.cost)
         elif not hope:
             remedy = "All of them are disabled: enable() one, or add() another."
         elif plan.waits == "for cooldown":
@@ -474,15 +474,15 @@ class Engine(Generic[T]):
         """Learn what an answer says about the quota of a resource, told by an operation."""
         self._hear(resource, use_of(resource), answer)
 
-    def spent(self, resource: Resource[Any], tokens: float) -> None:
+    def spent(self, resource: Resource[Any], spent: Spent) -> None:
         """Count tokens that an operation has used."""
         account, use = resource.sharing.account, use_of(resource)
         if use is not None and use.reservation is not None:
-            use.reservation.spend(tokens)
+            use.reservation.spend(spent)
         elif account is not None:
             with lock:
                 now = clock.now()
-                account.spend(tokens, now)
+                account.spend(spent, now)
                 effects = self.rotation.quota_changed(account, now)
             self.carry_out(effects)
 

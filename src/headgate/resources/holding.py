@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from headgate.resources.accounts import Account
+from headgate.resources.costs import AnyCost
 from headgate.resources.members import Member, Use, WaitTicket
 from headgate.resources.model import Resource
 
@@ -122,7 +123,7 @@ def unspent(use: Use, now: float) -> None:
         reservation.account.cancel(reservation, now)
 
 
-def reprice(use: Use, cost: float, now: float) -> bool:
+def reprice(use: Use, cost: AnyCost, now: float) -> bool:
     """Let a use that has not begun take what another call costs; False: there is too little for that.
 
     Others may have what it does not take any more: call `quota_changed` afterwards.

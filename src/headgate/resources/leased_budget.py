@@ -10,8 +10,9 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from headgate.resources.ledger import REQUESTS, TOKENS, Need, needed
-from headgate.resources.quota import Quota, QuotaSetting
+from headgate.resources.costs import REQUESTS, AnyCost, needed
+from headgate.resources.ledger import Need, WindowView
+from headgate.resources.quota import LEARN, QuotaSetting, Window, windows_of
 from headgate.resources.quota_exchange import Granted, Refused, Report, Told, Want
 from headgate.resources.rate_limits import Limit
 from headgate.sharing.states import ClockOffset
@@ -45,12 +46,14 @@ class LeasedBudget:
         been given it before the store could tell.
         """
         self.quota: QuotaSetting = quota
+        self._counting = quota  # the quota that counts: other processes may have begun with another one
+        self._windows = _windows(quota)
+        self._limits: dict[str, float | None] = {name: window.limit for name, window in self._windows.items()}
         self._lease_ends = lease_ends
         self._needed = needed
         self._offset = ClockOffset()
         self._seq = 0
         self._unanswered: Report | None = None
-        self._limits: dict[str, float | None] = {}
         self._granted: dict[str, float] = {}
         self._ended: dict[str, float] = {}
         self._chunk: dict[str, float] = {}  # what was granted last
@@ -74,28 +77,30 @@ class LeasedBudget:
 
     # -- what an account asks -----------------------------------------------------------------------------------------
 
-    def need(self, cost: float) -> dict[str, float]:
-        """What a call takes that costs so many tokens."""
-        is_told = isinstance(self.quota, Quota)
-        need = {name: needed(name, cost, None if is_told else limit) for name, limit in self._limits.items()}
-        if not isinstance(self.quota, Quota) or not need:
+    def need(self, cost: AnyCost) -> dict[str, float]:
+        """The amounts one call reserves: one request, and its tokens (at least 1)."""
+        learns = self._counting == LEARN
+        need = {name: needed(name, cost, limit if learns else None) for name, limit in self._limits.items()}
+        if learns:
             need.setdefault(REQUESTS, 1.0)
         return need
 
-    def can_ever_allow(self, cost: float) -> bool:
-        """Whether a call that costs so many tokens fits into a whole window."""
-        if not isinstance(self.quota, Quota):
-            return True
-        limit = self._limits.get(TOKENS, self.quota.tokens)  # other processes may have made it with another quota
-        return limit is None or cost <= limit
+    def can_ever_allow(self, need: Need) -> bool:
+        """Whether so much fits into every window when nothing of it is used."""
+        windows = self._windows
+        return all(amount <= windows[name].most for name, amount in need.items() if name in windows)
 
     def allows(self, need: Need, now: float, *, paced: bool = True) -> bool:
         """Whether this process holds so much."""
-        return now < self._lease_ends() and all(self.left(name, now) >= amount for name, amount in need.items())
+        return now < self._lease_ends() and all(self._left(name) >= amount for name, amount in need.items())
 
-    def left(self, name: str, now: float) -> float:
-        """How much of one limit this process holds."""
+    def _left(self, name: str) -> float:
+        """How much of one window this process holds."""
         return self._granted.get(name, 0.0) - self._ended.get(name, 0.0)
+
+    def views(self, now: float) -> dict[str, WindowView]:
+        """How much of each window this process holds. When there is more depends on others too."""
+        return {name: WindowView(self._left(name), self._limits.get(name), math.inf) for name in self.need(0.0)}
 
     def lack(self, need: Need, now: float, *, waits: bool = True) -> None:
         """Ask for so much. Does a call wait for it?
@@ -140,7 +145,7 @@ class LeasedBudget:
         for name, amount in need.items():
             self._ended[name] = self._ended.get(name, 0.0) + amount
             self._add(self._rows, name, start, amount)
-        if any(self.left(name, now) < _LOW * self._chunk.get(name, 0.0) for name in need):
+        if any(self._left(name) < _LOW * self._chunk.get(name, 0.0) for name in need):
             self._ask_ahead(need, now)
         asks, self._may_ask = self._may_ask, False
         self._started()
@@ -177,7 +182,7 @@ class LeasedBudget:
         at = max(self._offset.to_store(now), start)  # `start` may be of an earlier exchange, whose answer took longer
         for told in limits:
             resets_at = None if told.reset_after is None else at + told.reset_after
-            self._told.append(Told(told.name, told.limit, told.remaining, resets_at, at, start))
+            self._told.append(Told(told.name, told.limit, told.remaining, resets_at, at, start, told.window))
         del self._told[:-_MOST_TOLD]
         self._is_news = True
         waits = self._is_wanted or (self._want is not None and self._want.is_urgent)
@@ -198,7 +203,7 @@ class LeasedBudget:
 
     def _started(self) -> None:
         self._is_news = True
-        if self._is_wanted and not any(self.left(name, 0.0) > 0 for name in self._granted):
+        if self._is_wanted and not any(self._left(name) > 0 for name in self._granted):
             self._send()  # nobody here will ask soon, and tell it with that
 
     @staticmethod
@@ -238,6 +243,8 @@ class LeasedBudget:
         self._unanswered = None
         self._offset = offset
         self._is_wanted = told.is_wanted
+        if told.quota != self._counting:
+            self._counting, self._windows = told.quota, _windows(told.quota)
         before = dict(self._granted)
         self._granted, self._limits = dict(told.granted), dict(told.limits)
         gained = {name: amount - before.get(name, 0.0) for name, amount in self._granted.items()}
@@ -266,7 +273,7 @@ class LeasedBudget:
         if self._may_ask:
             self._may_ask, self._probed = False, False
         for name in self._granted:
-            returned = math.ceil(self.left(name, now) * part)
+            returned = math.ceil(self._left(name) * part)
             if returned > 0:
                 self._ended[name] = self._ended.get(name, 0.0) + returned
                 self._send()
@@ -274,6 +281,11 @@ class LeasedBudget:
     def _send(self) -> None:
         self._is_news = self.wants_exchange = True
         self._needed()
+
+
+def _windows(quota: QuotaSetting) -> dict[str, Window]:
+    """The windows of a quota with nothing used; none if it is learned."""
+    return {} if quota == LEARN else windows_of(quota)
 
 
 def _pairs(rows: dict[str, dict[float, float]]) -> dict[str, tuple[tuple[float, float], ...]]:

@@ -1,4 +1,8 @@
-"""What is left of one quota: a window limit for each thing that it counts. Pure.
+"""What is left of the quotas of one resource or group: a list of window limits, each with a dimension. Pure.
+
+A call takes an amount of each window, all at once or not at all: a request of those that count requests, its tokens of
+those that count tokens. So a window of requests per second, one of tokens per hour and one that answers describe are
+asked the same questions. Names stand for windows, between processes too.
 
 The same ledger serves one process and the state that several processes share. In one process a call takes what it needs
 when it starts. Processes that share a ledger are granted amounts, which are held until they report what they started.
@@ -11,19 +15,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from headgate.gate.learned import LearnedLimit, finite, number, rows_of, several
 from headgate.gate.windows import CLOSE, Bucket, FixedWindow, SlidingWindow
-from headgate.resources.quota import LEARN, Quota, QuotaSetting
+from headgate.resources.costs import REQUESTS, AnyCost, dimension_of, needed
+from headgate.resources.quota import LEARN, QuotaSetting, windows_of
 from headgate.resources.rate_limits import Limit
 
 Need = Mapping[str, float]
 """How much of each limit a call takes, by the name of the limit."""
 Window = SlidingWindow | Bucket | FixedWindow | LearnedLimit
-
-REQUESTS: Final = "requests"
-TOKENS: Final = "tokens"
 
 _MOST_LIMITS: Final = 8
 """Names of limits come from a server, which may invent any number of them."""
@@ -33,17 +35,19 @@ _TICK: Final = 1e-6
 """Starts are told apart by their times, so no two of them are the same."""
 
 
-def needed(name: str, cost: float, most: float | None = None) -> float:
-    """The amount of one limit that a call reserves: one request, or `cost` tokens (at least 1), at most `most`.
+class WindowView(NamedTuple):
+    """How one window stands."""
 
-    Whole amounts: sums of fractions are not exact, and a call that needs all there is would wait for the last bit.
-    """
-    amount = max(1.0, float(math.ceil(cost))) if name.endswith(TOKENS) else 1.0
-    return amount if most is None else min(amount, max(1.0, float(math.floor(most))))
+    left: float
+    """How much is left; infinite if that is not known."""
+    limit: float | None
+    """How much there is in all, or None if that is not known."""
+    refilled_at: float
+    """When all of it is there again if nothing else is taken; infinite if that is not known."""
 
 
 class Ledger:
-    """What is left of one quota."""
+    """What is left of the quotas of one resource or group."""
 
     def __init__(self, quota: QuotaSetting) -> None:
         self.quota: QuotaSetting = quota
@@ -56,26 +60,23 @@ class Ledger:
         """Has an answer come, so that it is known whether answers describe limits?"""
         self._asked_at = -math.inf
         self._started_at = -math.inf
-        if isinstance(quota, Quota):
-            self.windows.update(quota.windows())
-        else:
+        if quota == LEARN:
             self.windows[REQUESTS] = LearnedLimit()
+        else:
+            self.windows.update(windows_of(quota))
 
     # -- taking -------------------------------------------------------------------------------------------------------
 
-    def need(self, cost: float) -> dict[str, float]:
-        """The amounts one call reserves: one request and `cost` tokens (at least 1)."""
+    def need(self, cost: AnyCost) -> dict[str, float]:
+        """The amounts one call reserves: one request, and its tokens (at least 1)."""
         return {
             name: needed(name, cost, window.limit if isinstance(window, LearnedLimit) else None)
             for name, window in self.windows.items()
         }
 
-    def can_ever_allow(self, cost: float) -> bool:
-        """Whether a call that costs so many tokens fits into a whole window."""
-        window = self.windows.get(TOKENS)
-        if isinstance(window, Bucket):
-            return cost <= window.burst
-        return window is None or isinstance(window, LearnedLimit) or cost <= window.limit
+    def can_ever_allow(self, need: Need) -> bool:
+        """Whether so much fits into every window when nothing of it is used."""
+        return all(amount <= self.windows[name].most + CLOSE for name, amount in need.items() if name in self.windows)
 
     def needs_probe(self) -> bool:
         """Whether nothing is known before a call has asked."""
@@ -92,10 +93,12 @@ class Ledger:
         window = self.windows.get(name)
         return math.inf if window is None else window.room(now, paced=paced)
 
-    def left(self, name: str, now: float) -> float:
-        """How much of one limit is left, whatever the pace; infinite if it is not known, or not limited."""
-        window = self.windows.get(name)
-        return math.inf if window is None else window.left(now)
+    def views(self, now: float) -> dict[str, WindowView]:
+        """How each window stands, whatever the pace."""
+        return {
+            name: WindowView(window.left(now), window.limit, window.refilled_at(now))
+            for name, window in self.windows.items()
+        }
 
     def lack(self, need: Need, now: float, *, waits: bool) -> None:
         """Do nothing: there is nobody to ask for more."""
@@ -152,9 +155,9 @@ class Ledger:
         for told in limits:
             window = self.windows.get(told.name)
             if window is None and len(self.windows) < _MOST_LIMITS:
-                window = self.windows[told.name] = LearnedLimit(counts_tokens=told.name.endswith(TOKENS))
+                window = self.windows[told.name] = _learned(told.name)
             if isinstance(window, LearnedLimit):
-                window.observe(told.limit, told.remaining, told.reset_after, start=start, now=now)
+                window.observe(told.limit, told.remaining, told.reset_after, start=start, now=now, per=told.window)
 
     def refused(self, told: Mapping[str, float | None], after: float | None, start: float, now: float) -> None:
         """Learn that a call was refused because of these limits, and what it was told remains of each.
@@ -183,17 +186,21 @@ class Ledger:
         windows = body.get("windows")
         if not isinstance(windows, dict):
             raise ValueError("a mapping is missing")
-        for name, state in list(windows.items())[:_MOST_LIMITS]:
+        for name, state in windows.items():
             if not isinstance(state, dict):
                 raise ValueError("a mapping is missing")
-            if self.quota == LEARN and name not in self.windows:
-                self.windows[name] = LearnedLimit(counts_tokens=name.endswith(TOKENS))
+            if self.quota == LEARN and name not in self.windows and len(self.windows) < _MOST_LIMITS:
+                self.windows[name] = _learned(name)
             if name in self.windows:
                 _load(self.windows[name], state)
         self.heard = body.get("heard") is True
         self.probing = body.get("probing") is True
         asked_at = body.get("asked_at")
         self._asked_at = -math.inf if asked_at is None else number(asked_at)
+
+
+def _learned(name: str) -> LearnedLimit:
+    return LearnedLimit(counts_tokens=dimension_of(name) != REQUESTS)
 
 
 def _body(window: Window) -> dict[str, Any]:

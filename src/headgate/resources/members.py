@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from headgate.core.checks import Affinity
 from headgate.core.current_task import Standing
 from headgate.core.wait_queue import Ticket
+from headgate.resources.costs import AnyCost
 from headgate.resources.model import Resource, ResourceStats, ResourceStatus, Sharing, Usage, UsageStatus
 
 if TYPE_CHECKING:
@@ -147,10 +148,10 @@ class Member:
         """How many uses of its resource have not ended, in whichever pool."""
         return len(self.uses)
 
-    def can_ever_serve(self, cost: float) -> bool:
+    def can_ever_serve(self, cost: AnyCost) -> bool:
         """Whether a call that costs so much can be served some day without anybody's help."""
         account = self.sharing.account
-        affordable = account is None or not cost or account.budget.can_ever_allow(cost)
+        affordable = account is None or not cost or account.can_ever_allow(cost)
         return affordable and self.resource.status != "disabled"
 
     @property
@@ -182,7 +183,7 @@ class Member:
 
     def stats(self, status: ResourceStatus, left: float, now: float) -> ResourceStats:
         """Gauges and counters of this member, with `status` and the seconds `left` of a cooldown as they are now."""
-        resource, kept = self.resource, self.sharing.affinity_cooldowns
+        resource, kept, account = self.resource, self.sharing.affinity_cooldowns, self.sharing.account
         ends = {} if kept is None else {affinity: until for affinity, until in kept.active().items() if until > now}
         longest = heapq.nlargest(MOST_SHOWN, ends, key=lambda affinity: ends[affinity])
         return ResourceStats(
@@ -198,6 +199,7 @@ class Member:
             disables=self.disables,
             sibling_cancels=self.sibling_cancels,
             affinity_cooldowns={affinity: ends[affinity] - now for affinity in longest},
+            quota=None if account is None else account.snapshot(now),
         )
 
 
@@ -278,7 +280,7 @@ class WaitTicket(Ticket[Requirement, Use]):
         waiter: Waiter | None = None,
         deadline: float | None = None,
         affinity: Affinity | None = None,
-        cost: float = 0.0,
+        cost: AnyCost = 0.0,
         standing: Standing = _NOBODY,
     ) -> None:
         super().__init__(requirement, *standing)
@@ -289,7 +291,7 @@ class WaitTicket(Ticket[Requirement, Use]):
         """Set for a call that waits for a cooldown only: it gives up as soon as none can end before this."""
         self.affinity: Affinity | None = affinity
         """A preference among what comes free, not part of the requirement: nobody waits longer for a favourite."""
-        self.cost: float = cost
+        self.cost: AnyCost = cost
         """Tokens that its call takes of a quota."""
         self.held: Member | None = None
         """The member whose account serves it next, because it waits for more than there was."""
@@ -342,7 +344,7 @@ class Totals:
 
 def hopeless(rotation: Rotation) -> list[WaitTicket]:
     """Return the tickets of waiters that nothing can come for, or not before their deadline."""
-    hope: dict[tuple[Requirement, float], tuple[bool, float]] = {}
+    hope: dict[tuple[Requirement, AnyCost], tuple[bool, float]] = {}
     found = []
     for ticket in rotation.wait_queue:
         asked = ticket.requirement, ticket.cost
@@ -354,7 +356,7 @@ def hopeless(rotation: Rotation) -> list[WaitTicket]:
     return found
 
 
-def _outlook(rotation: Rotation, requirement: Requirement, cost: float) -> tuple[bool, float]:
+def _outlook(rotation: Rotation, requirement: Requirement, cost: AnyCost) -> tuple[bool, float]:
     """Whether anything can come for a waiter, and not before when. (In use counts as any moment: 0.)"""
     members = [member for member in rotation.matching_members(requirement) if member.can_ever_serve(cost)]
     times = [

@@ -33,8 +33,9 @@ from headgate.core.rests import learned_elsewhere, rest_elsewhere, spent_elsewhe
 from headgate.core.weakrefs import WeakList
 from headgate.errors import InvalidArgument, InvalidType
 from headgate.resources.accounts import Account, account_of
+from headgate.resources.costs import spent_of
 from headgate.resources.http_status import headers_of, status_of
-from headgate.resources.quota import QuotaSetting, checked_group, checked_quota
+from headgate.resources.quota import AnyQuota, QuotaSetting, as_given, checked_group, checked_quota
 from headgate.resources.rate_limits import rate_limit_headers
 from headgate.resources.signals import Signal
 
@@ -136,10 +137,11 @@ class Resource(Generic[T]):
         *,
         tags: Iterable[str] = (),
         weight: float = 1.0,
-        quota: QuotaSetting | None = None,
+        quota: AnyQuota | None = None,
         quota_group: str | None = None,
     ) -> None:
-        """`quota` limits how often it is used: a `Quota`, or "learn" to go by what the headers of answers say.
+        """`quota` limits how often it is used: a `Quota`, a list of quotas that hold at once, or "learn" to go by what
+        the headers of answers say.
 
         Resources with the same `quota_group` share one quota, in all pools of this process.
         """
@@ -190,10 +192,10 @@ class Resource(Generic[T]):
         update_limit(self)
 
     @property
-    def quota(self) -> QuotaSetting | None:
-        """How often it may be used: a `Quota`, "learn", or None."""
+    def quota(self) -> AnyQuota | None:
+        """How often it may be used: a `Quota` or several, "learn", or None."""
         account = self.sharing.account
-        return None if account is None else account.quota
+        return None if account is None else as_given(account.quota)
 
     @property
     def quota_group(self) -> str | None:
@@ -220,18 +222,19 @@ class Resource(Generic[T]):
         else:
             rest_elsewhere(self.resource_id, seconds, reason)
 
-    def spent(self, tokens: float) -> None:
-        """Tell how many tokens this call has really used, in place of the `cost` that was reserved for it.
+    def spent(self, tokens: float | None = None, *, input: float | None = None, output: float | None = None) -> None:
+        """Report how many tokens this call has really used, in place of the `cost` that was reserved for it.
 
-        For operations. Called several times, the numbers add up. Without a quota it does nothing. On a worker the
-        number goes back with the answer.
+        Pass the total, or `input` and `output` if its quota counts them separately: a total alone counts in full as
+        both. For operations. Called several times, the numbers add up. Without a quota it does nothing. On a worker
+        the numbers go back with the answer.
         """
-        tokens = checked_seconds("tokens of spent() must be a finite number >= 0", tokens)
+        spent = spent_of(tokens, input, output)
         owner = self._owner()
         if owner is not None:
-            owner.spent(self, tokens)
+            owner.spent(self, spent)
         else:
-            spent_elsewhere(self.resource_id, tokens)
+            spent_elsewhere(self.resource_id, *spent)
 
     def learn(self, answer: object) -> None:
         """Read the rate-limit headers of an answer: a response of any HTTP library, an error, or the headers.
@@ -361,11 +364,24 @@ class Usage:
         return asdict(self)
 
 
+class WindowSnapshot(TypedDict):
+    """How one window of a quota stands. With shared quotas, what this process may use of it."""
+
+    left: float | None
+    """How much is left; None if that is not known, or not limited."""
+    limit: float | None
+    """How much there is in all; None if that is not known, or not limited."""
+    seconds_until_full: float | None
+    """Seconds until all of it is there again if nothing else is used; None if that is not known."""
+
+
 class QuotaSnapshot(TypedDict):
     """What is left of the quota of a resource."""
 
     left: dict[str, float | None]
-    """How many requests and tokens may be used now, by name; None: not known, or not limited."""
+    """How much is left of each window, by its name, such as "requests" or "requests/minute"; None as below."""
+    windows: dict[str, WindowSnapshot]
+    """Each window, by its name."""
     seconds_until_open: float
     """Seconds until there is enough for another call; 0.0 if there is enough, or that is not known."""
 
@@ -412,6 +428,8 @@ class ResourceStats:
     sibling_cancels: int
     affinity_cooldowns: Mapping[Affinity, float] = field(default_factory=dict)
     """Seconds left of cooldowns that hold for one affinity alone, by affinity; the longest 100 of them."""
+    quota: QuotaSnapshot | None = None
+    """What is left of its quota; None if it has none."""
 
     @property
     def max_in_flight_gauge(self) -> float:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sized
 
 from headgate.core.checks import Affinity
+from headgate.resources.costs import AnyCost
 from headgate.resources.members import Member
 
 
@@ -51,7 +52,7 @@ class Openings:
         self.heap[:] = sorted(valid.values(), key=lambda entry: entry[:2])
 
 
-def opens_at(member: Member, cost: float, now: float, affinity: Affinity | None = None) -> float | None:
+def opens_at(member: Member, cost: AnyCost, now: float, affinity: Affinity | None = None) -> float | None:
     """When a call of this cost and affinity can use a member; None: now, when others have ended, or never."""
     resource, account = member.resource, member.sharing.account
     if not member.can_ever_serve(cost):

@@ -50,7 +50,7 @@ from headgate.resources.current_use import begin_use, end_use
 from headgate.resources.engine import Engine, bounded, end_abandoned, lock, set_handle
 from headgate.resources.members import Member, Use
 from headgate.resources.model import Defaults, PoolStats, Resource, ResourceSnapshot, hide_value, resources_of
-from headgate.resources.quota import QuotaSetting, checked_quota
+from headgate.resources.quota import AnyQuota, checked_quota
 from headgate.resources.reporting import Reporter, StateChange
 from headgate.resources.rotation import Rotation
 from headgate.resources.run_options import (
@@ -62,7 +62,7 @@ from headgate.resources.run_options import (
     UseOptions,
     plan_of,
 )
-from headgate.resources.stats import pool_snapshot, pool_stats, pool_view, quotas, refusals
+from headgate.resources.stats import pool_snapshot, pool_stats, pool_view, refusals
 from headgate.resources.strategies import Strategy, strategy_of
 from headgate.sharing.states import SharedState
 
@@ -87,7 +87,7 @@ class PoolSettings(TypedDict, total=False):
     name: str | None
     store: SharedState | str | bool | None
     max_in_flight: int | None
-    quota: QuotaSetting | None
+    quota: AnyQuota | None
 
 
 class ResourceFields(TypedDict, total=False):
@@ -96,7 +96,7 @@ class ResourceFields(TypedDict, total=False):
     max_in_flight: int | None
     tags: Iterable[str]
     weight: float
-    quota: QuotaSetting | None
+    quota: AnyQuota | None
     quota_group: str | None
 
 
@@ -160,7 +160,7 @@ class ResourcePool(Generic[T]):
         name: str | None = None,
         store: SharedState | str | bool | None = None,
         max_in_flight: int | None = None,
-        quota: QuotaSetting | None = None,
+        quota: AnyQuota | None = None,
     ) -> None:
         """`resources`: Resource objects or plain values, in a sequence or by id; order is kept.
 
@@ -350,8 +350,8 @@ class ResourcePool(Generic[T]):
     def _view(self, rows: int) -> dict[str, Any]:
         """Return what pages, terminals and metrics show: values that JSON knows."""
         with lock:
-            left, refused = quotas(self._engine.rotation, clock.now()), refusals(self._engine.rotation)
-        return pool_view(self.stats(), left, refused, rows)
+            refused = refusals(self._engine.rotation)
+        return pool_view(self.stats(), refused, rows)
 
     def __repr__(self) -> str:
         seen = self.snapshot().values()

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from headgate.gate.learned import LearnedLimit
-from headgate.resources.ledger import TOKENS, Ledger
-from headgate.resources.quota import LEARN, Quota, QuotaSetting
+from headgate.resources.ledger import Ledger
+from headgate.resources.quota import LEARN, Quota, QuotaSetting, checked_quota, former_names
 from headgate.resources.rate_limits import Limit
 from headgate.sharing.protocol import Turn, mapping, number, row
 
@@ -33,6 +33,8 @@ class Told(NamedTuple):
     at: float
     start: float
     """When the call started that was answered."""
+    window: float | None = None
+    """The length of the window in seconds, if the answer told it."""
 
 
 class Refused(NamedTuple):
@@ -120,10 +122,12 @@ class _State:
         """Whose call asks what there is."""
 
     def adopt(self, quota: QuotaSetting) -> None:
-        """Go by another quota. What was used counts, unless only one of both is learned."""
+        """Go by another quota. What was used of windows that both have counts."""
         before, self.ledger = self.ledger, Ledger(quota)
-        if isinstance(quota, Quota) is isinstance(before.quota, Quota):
-            self.ledger.load(before.body())
+        if quota != LEARN and before.quota != LEARN:
+            body = before.body()
+            former = former_names(before.quota, quota)
+            self.ledger.load({**body, "windows": {name: body["windows"][was] for name, was in former.items()}})
 
     def reserve_held(self) -> None:
         """Let the ledger know what all processes hold."""
@@ -142,13 +146,13 @@ class _State:
             window.left(now)
 
 
-_FIELDS: Final = ("requests", "per", "tokens", "window", "burst", "delay")
+_FIELDS: Final = ("requests", "per", "tokens", "input_tokens", "output_tokens", "window", "burst", "delay")
 
 
 class SharedQuotaState:
     """The kind of the shared state of a quota. Implements `sharing.protocol.Kind`."""
 
-    format: int = 2
+    format: int = 3
     """Raised when an older release could misread a state."""
     is_replaceable: bool = True
     """What was used is forgotten, as if the provider had given everybody a new window."""
@@ -171,7 +175,7 @@ class SharedQuotaState:
         """The state as JSON can hold it."""
         quota = state.ledger.quota
         return {
-            "quota": [getattr(quota, name) for name in _FIELDS] if isinstance(quota, Quota) else quota,
+            "quota": quota if quota == LEARN else [[getattr(one, name) for name in _FIELDS] for one in quota],
             "ledger": state.ledger.body(),
             "parts": {who: part.row() for who, part in state.parts.items()},
             "probe": state.probe,
@@ -267,7 +271,7 @@ class _Step:
                 ledger.amend({name: change}, start, now)
         for told in report.told:
             left = None if told.resets_at is None else told.resets_at - told.at
-            ledger.observe([Limit(told.name, told.limit, told.remaining, left)], told.start, told.at)
+            ledger.observe([Limit(told.name, told.limit, told.remaining, left, told.window)], told.start, told.at)
         for one in report.refused:
             ledger.refused(one.told, one.after, one.start, one.at)
 
@@ -298,7 +302,7 @@ class _Step:
 
     def _lacks(self, need: Mapping[str, float]) -> bool:
         """Whether there is too little now, and will be enough some day."""
-        return not self._allows(need) and self._state.ledger.can_ever_allow(need.get(TOKENS, 0.0))
+        return not self._allows(need) and self._state.ledger.can_ever_allow(need)
 
     def _allows(self, need: Mapping[str, float]) -> bool:
         ledger = self._state.ledger
@@ -338,6 +342,14 @@ def _share(room: float, claimants: int) -> float:
 def _quota(value: Any) -> QuotaSetting:
     if value == LEARN:
         return LEARN
+    if not isinstance(value, list):
+        raise ValueError("quotas are missing")
+    quotas = checked_quota([_one_quota(one) for one in value])
+    assert quotas is not None, "a list is no None"
+    return quotas
+
+
+def _one_quota(value: Any) -> Quota:
     return Quota(**dict(zip(_FIELDS, row(value, len(_FIELDS)), strict=True)))
 
 

@@ -2,8 +2,10 @@
 
     Retry-After                                             seconds, a duration, or an HTTP date
     retry-after-ms                                          milliseconds; goes before Retry-After
-    x-ratelimit-{limit,remaining,reset}-{requests,tokens}   OpenAI and many others; durations as Go writes them
-    anthropic-ratelimit-{requests,tokens,...}-{limit,...}   Anthropic; dates of RFC 3339
+    x-ratelimit-{limit,remaining,reset}-{requests,tokens}   OpenAI, Azure, Groq and others; durations as Go writes them
+    x-ratelimit-{limit,...}-{req,tokens}-{minute,...}       Mistral, Cerebras: several windows side by side
+    ratelimitbysize-{limit,...}                             Mistral's tokens, also with x- and -{minute,month}
+    anthropic-ratelimit-{requests,input-tokens,...}-{limit,...}   Anthropic; dates of RFC 3339
     RateLimit, RateLimit-Policy                             IETF, the current draft and the one before
 
 Headers come from a server, or from whatever stands between: they may be anything. What cannot be read is None, and
@@ -21,6 +23,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from headgate.resources.costs import INPUT, OUTPUT, REQUESTS, TOKENS
 from headgate.resources.http_times import YEAR, duration_of, moment_of, number_of, seconds_of, seconds_until
 
 
@@ -29,7 +32,8 @@ class Limit:
     """One limit that an answer tells of, for example of requests per minute."""
 
     name: str
-    """What is counted: "requests", "tokens", "input-tokens"; with IETF's headers the name of the policy."""
+    """What is counted: "requests", "tokens", "input_tokens"; "tokens/minute" if there may be several such windows; with
+    IETF's headers the name of the policy."""
     limit: float | None = None
     """How much there is in a window."""
     remaining: float | None = None
@@ -97,7 +101,13 @@ def _telling(names: bytes) -> tuple[int, ...]:
 
 # -- families of headers ----------------------------------------------------------------------------------------------
 
-_X_RATELIMIT = re.compile(r"x-ratelimit-(limit|remaining|reset)-(requests|tokens)")
+_X_RATELIMIT = re.compile(
+    r"x-ratelimit-(limit|remaining|reset)-(requests|req|tokens|input-tokens|output-tokens|tokens-prompt|"
+    r"tokens-generated)(?:-(second|minute|hour|day|month))?"
+)
+_BY_SIZE = re.compile(r"(?:x-)?ratelimitbysize-(limit|remaining|reset)(?:-(minute|month))?")
+_COUNTED = {"req": REQUESTS, "tokens-prompt": INPUT, "tokens-generated": OUTPUT}  # the last two are those of Fireworks
+_WINDOWS = {"second": 1.0, "minute": 60.0, "hour": 3600.0, "day": 86400.0, "month": 30 * 86400.0}
 _ANTHROPIC = re.compile(r"anthropic-ratelimit-([a-z-]{1,40})-(limit|remaining|reset)")
 
 _Fields = dict[str, float | None]
@@ -114,7 +124,13 @@ def _x_ratelimit(known: Mapping[str, str], at: float) -> Iterable[Limit]:
     found: dict[str, _Fields] = {}
     for name, text in known.items():
         if match := _X_RATELIMIT.fullmatch(name):
-            found.setdefault(match[2], {})[match[1]] = seconds_of(text, at) if match[1] == "reset" else _amount(text)
+            field, counted, window = match.groups()
+        elif match := _BY_SIZE.fullmatch(name):
+            field, counted, window = match[1], TOKENS, match[2]
+        else:
+            continue
+        limit = _COUNTED.get(counted, counted.replace("-", "_")) + (f"/{window}" if window else "")
+        found.setdefault(limit, {})[field] = seconds_of(text, at) if field == "reset" else _amount(text)
     return _limits(found)
 
 
@@ -122,7 +138,9 @@ def _anthropic(known: Mapping[str, str], at: float) -> Iterable[Limit]:
     found: dict[str, _Fields] = {}
     for name, text in known.items():
         if match := _ANTHROPIC.fullmatch(name):
-            found.setdefault(match[1], {})[match[2]] = _until(text, at) if match[2] == "reset" else _amount(text)
+            found.setdefault(match[1].replace("-", "_"), {})[match[2]] = (
+                _until(text, at) if match[2] == "reset" else _amount(text)
+            )
     return _limits(found)
 
 
@@ -130,7 +148,7 @@ def _limits(found: Mapping[str, _Fields]) -> Iterable[Limit]:
     for name, fields in found.items():
         limit, remaining, reset = fields.get("limit"), fields.get("remaining"), fields.get("reset")
         if (limit, remaining, reset) != (None, None, None):
-            yield Limit(name, limit, remaining, reset)
+            yield Limit(name, limit, remaining, reset, _WINDOWS.get(name.partition("/")[2]))
 
 
 def _amount(text: str) -> float | None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable
 from itertools import islice
 from typing import NamedTuple, Protocol
 
+from headgate.resources.costs import AnyCost
 from headgate.resources.effects import Effects
 from headgate.resources.exchange import News, Told
 from headgate.resources.health import UNKNOWN, Local, Record, is_forgotten, is_same, join, learned, local_of, mark_of
@@ -163,7 +164,7 @@ class Replica:
 
     # -- permits ------------------------------------------------------------------------------------------------------
 
-    def lacks(self, requirement: Requirement, avoid: Collection[str], now: float, cost: float = 0.0) -> float | None:
+    def lacks(self, requirement: Requirement, avoid: Collection[str], now: float, cost: AnyCost = 0.0) -> float | None:
         """Note that a call found nothing to use. Returns until when it may wait for a permit; None: none can help."""
         limit: float | None = None
         for track in self._limited:

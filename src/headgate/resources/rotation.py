@@ -31,6 +31,7 @@ from headgate.errors import InvalidArgument, UnknownResource
 from headgate.resources import affinity_cooldowns
 from headgate.resources.accounts import Account
 from headgate.resources.cooldowns import SAME_UNTIL, Cooldown, cooldown_after, take_rest
+from headgate.resources.costs import AnyCost
 from headgate.resources.effects import Cool, Disable, Effects, Enable, Recover, Serve, Starve, Tell, Watch
 from headgate.resources.holding import ask_others, hold, let_go, opened, overtake, unspent, unwatched
 from headgate.resources.members import (
@@ -122,7 +123,7 @@ class Rotation:
         requirement: Requirement = ANY,
         avoid: Collection[str] = (),
         affinity: Affinity | None = None,
-        cost: float = 0.0,
+        cost: AnyCost = 0.0,
         ticket: WaitTicket | None = None,
     ) -> Use | None:
         """Choose the best resource for `requirement`, not one of `avoid`, and take it; None when none is eligible.
@@ -159,7 +160,12 @@ class Rotation:
         return ids if cooling is None else cooling.union(ids)
 
     def acquire_unpaced(
-        self, now: float, requirement: Requirement, avoid: Collection[str], affinity: Affinity | None, cost: float
+        self,
+        now: float,
+        requirement: Requirement,
+        avoid: Collection[str],
+        affinity: Affinity | None,
+        cost: AnyCost,
     ) -> Use | None:
         """Take a resource for a call that cannot wait: its quota has enough left, and only the pace says to wait.
 
@@ -177,7 +183,7 @@ class Rotation:
                 return use
         return None
 
-    def take(self, member: Member, now: float, cost: float = 0.0) -> Use:
+    def take(self, member: Member, now: float, cost: AnyCost = 0.0) -> Use:
         """Begin a use of this member, whoever chose it."""
         resource = member.resource
         resource.last_acquired_at = now
@@ -287,7 +293,7 @@ class Rotation:
         effects += self._serve(rested, now, accounts) or ()
         return effects
 
-    def next_expiry(self, requirement: Requirement = ANY, cost: float = 0.0, now: float = 0.0) -> float | None:
+    def next_expiry(self, requirement: Requirement = ANY, cost: AnyCost = 0.0, now: float = 0.0) -> float | None:
         """The time at which the first resource opens that fits `requirement`: its cooldown ends, or it has quota."""
         if requirement is ANY and not cost and not self.cooling_for:
             return self.openings.first()
@@ -319,7 +325,7 @@ class Rotation:
             return self.ended(grant, now)
         return self._serve((), now, let_go(ticket, is_served=False)) if ticket.cost else None
 
-    def can_become_free(self, requirement: Requirement, cost: float = 0.0) -> bool:
+    def can_become_free(self, requirement: Requirement, cost: AnyCost = 0.0) -> bool:
         """Whether a resource that fits `requirement` can come free without anybody's help."""
         return any(member.can_ever_serve(cost) for member in self.matching_members(requirement))
 

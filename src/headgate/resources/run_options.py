@@ -21,6 +21,7 @@ from headgate.core.checks import (
     checked_seconds,
 )
 from headgate.errors import InvalidArgument, InvalidType
+from headgate.resources.costs import AnyCost, checked_cost
 from headgate.resources.members import ANY, Requirement
 
 RETRY_DELAY = 0.5
@@ -46,8 +47,9 @@ class LeaseOptions(TypedDict, total=False):
     strategy `sticky`, calls with the same affinity are given the same resource where possible."""
     request_id: str | None
     """Attached to every event of the call; made when first needed."""
-    cost: float
-    """Tokens that each attempt takes of the quota of its resource, until `resource.spent` tells how many it was."""
+    cost: AnyCost
+    """Tokens that each attempt takes of the quota of its resource, until `resource.spent` tells how many it was: a
+    number, or a `Cost` if the quota counts input and output separately."""
 
 
 class SyncOptions(LeaseOptions, total=False):
@@ -86,7 +88,7 @@ class UseOptions(TypedDict, total=False):
     exclude: Iterable[str]
     affinity: Affinity | None
     isolate: bool
-    cost: float
+    cost: AnyCost
 
 
 class RunOptions(SyncOptions, total=False):
@@ -113,7 +115,7 @@ class Plan:
     requirement: Requirement = ANY
     affinity: Affinity | None = None
     isolate: bool = False
-    cost: float = 0.0
+    cost: AnyCost = 0.0
     max_errors: int | None = None
     """Attempts that may end in RetryOperation, which says nothing against a resource; None: `max_attempts` counts."""
 
@@ -162,7 +164,7 @@ def plan_of(options: Mapping[str, Any], *, method: str, allowed: frozenset[str],
         requirement=Requirement(tags, exclude) if tags or exclude else ANY,
         affinity=checked_affinity(given("affinity")),
         isolate=checked_flag("isolate", given("isolate", False)),
-        cost=checked_seconds("cost must be a finite number of tokens >= 0", given("cost", 0.0)),
+        cost=checked_cost("cost", given("cost", 0.0)),
     )
 
 

@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING
 from headgate.core.clock import clock
 from headgate.resources.accounts import Account
 from headgate.resources.background import reports
+from headgate.resources.costs import AnyCost
 from headgate.resources.effects import Effects
 from headgate.resources.engine import begin, lock
 from headgate.resources.health import mark_of
 from headgate.resources.leased_budget import LeasedBudget
+from headgate.resources.quota import as_given
 from headgate.resources.quota_exchange import SHARED_QUOTA, Granted, Report
 from headgate.resources.wakeups import Waiter
 from headgate.sharing.link import Answer, Link, Then, send_due
@@ -108,7 +110,7 @@ class SharedQuota:
     def __init__(self, account: Account, store: SharedState, key: str, rotation: Rotation) -> None:
         """Calls may take nothing until `start`. With the lock held."""
         self.account: Account = account
-        self.askers: dict[Waiter, float] = {}
+        self.askers: dict[Waiter, AnyCost] = {}
         """Calls without a wait mode that wait for an answer, and what they cost."""
         self._key = key
         self._rotation = weakref.ref(rotation)
@@ -187,7 +189,8 @@ class SharedQuota:
             asker.wake()
         if others is not None and others.quota != self.account.quota:
             self._link.warn(
-                f"other processes share {others.quota!r}, and this one has {self.account.quota!r}: theirs counts. "
+                f"other processes share {as_given(others.quota)!r}, and this one has {as_given(self.account.quota)!r}: "
+                "theirs counts. "
                 "Give all processes the same quota"
             )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -60,14 +59,8 @@ def has_spent_quota(member: Member) -> bool:
 
 
 def _quota(member: Member, now: float) -> dict[str, QuotaSnapshot]:
-    """The part of a snapshot that only resources with a quota have."""
     account = member.sharing.account
-    if account is None:
-        return {}
-    rooms = {name: account.budget.left(name, now) for name in account.budget.need(0.0)}
-    left = {name: None if math.isinf(room) else max(0.0, room) for name, room in rooms.items()}
-    waits = account.opens_at - now if account.is_closed and math.isfinite(account.opens_at) else 0.0
-    return {"quota": {"left": left, "seconds_until_open": max(0.0, waits)}}
+    return {} if account is None else {"quota": account.snapshot(now)}
 
 
 def pool_snapshot(rotation: Rotation, now: float) -> dict[str, ResourceSnapshot]:
@@ -80,7 +73,7 @@ def pool_snapshot(rotation: Rotation, now: float) -> dict[str, ResourceSnapshot]
             "consecutive_cooldown": member.resource.consecutive_cooldown,
             "cooldown_seconds_remaining": left,
             "last_acquired_at": member.resource.last_acquired_at,
-            **_quota(member, now),  # type: ignore[typeddict-item]
+            **_quota(member, now),  # type: ignore[typeddict-item]  # only resources with a quota have it
         }
         for member, status, left in statuses(rotation, now)
     }
@@ -118,12 +111,6 @@ def pool_stats(rotation: Rotation, now: float, runs: Mapping[str, int]) -> PoolS
 _WORST_FIRST: dict[ResourceStatus, int] = {"disabled": 0, "cooling_down": 1, "healthy": 2}
 
 
-def quotas(rotation: Rotation, now: float) -> dict[str, QuotaSnapshot]:
-    """What is left of the quotas of resources that have one, by id."""
-    found = {resource_id: _quota(member, now) for resource_id, member in rotation.members.items()}
-    return {resource_id: one["quota"] for resource_id, one in found.items() if one}
-
-
 def refusals(rotation: Rotation) -> dict[str, int]:
     """How many uses the upstream service refused, by id; under "" those of resources that were removed.
 
@@ -132,9 +119,7 @@ def refusals(rotation: Rotation) -> dict[str, int]:
     return {"": rotation.totals.refusals, **{name: member.refusals for name, member in rotation.members.items()}}
 
 
-def pool_view(
-    stats: PoolStats, quotas: Mapping[str, QuotaSnapshot], refused: Mapping[str, int], rows: int
-) -> dict[str, Any]:
+def pool_view(stats: PoolStats, refused: Mapping[str, int], rows: int) -> dict[str, Any]:
     """The state of a pool as values that JSON knows; of more resources than `rows`, those that are out of order."""
     shown = list(stats.resources.values())
     if len(shown) > rows:
@@ -170,7 +155,7 @@ def pool_view(
                 "cooldowns": one.cooldowns,
                 "disables": one.disables,
                 "refusals": refused.get(one.resource_id, 0),
-                **({"quota": quotas[one.resource_id]} if one.resource_id in quotas else {}),
+                **({} if one.quota is None else {"quota": one.quota}),
             }
             for one in shown
         ],

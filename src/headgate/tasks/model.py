@@ -10,6 +10,7 @@ from weakref import ref
 from headgate.core.current_task import Standing
 from headgate.core.key_windows import Window
 from headgate.core.redaction import redact
+from headgate.resources.costs import AnyCost
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,7 +51,7 @@ class Terms:
     due: float | None = None
     """When it may start at the earliest, on the monotonic clock."""
     wait_timeout: float | None = None
-    cost: float | None = None
+    cost: AnyCost | None = None
     labels: Mapping[str, Any] | None = None
     need: Hashable = None
     """What its runner must have for it. Tasks that need the same are served alike; opaque here."""

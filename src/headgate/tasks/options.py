@@ -11,6 +11,7 @@ from typing import Any, Final, TypeAlias
 from headgate.core.checks import checked_flag, is_finite
 from headgate.core.key_windows import checked_window
 from headgate.errors import InvalidArgument, InvalidType
+from headgate.resources.costs import AnyCost, Cost
 from headgate.tasks.model import PLAIN, Terms
 from headgate.tasks.runtime.functions import name_of, takes
 from headgate.tasks.runtime.ports import Allocator
@@ -195,6 +196,14 @@ def _some(name: str, value: object) -> float | None:
     return seconds
 
 
+def _cost(name: str, value: object) -> AnyCost | None:
+    if not isinstance(value, Cost):
+        return _some(name, value)
+    if not value:
+        raise InvalidArgument(f"{name} must be > 0, got {value!r}", remedy="Leave it out if it is not known.")
+    return value
+
+
 def _flag(name: str, value: object) -> bool | None:
     return None if value is None else checked_flag(name, value)
 
@@ -218,7 +227,7 @@ _CHECKS: Final = {
     "retries": _count,
     "delay": _seconds,
     "wait_timeout": _seconds,
-    "cost": _some,
+    "cost": _cost,
     "labels": _labels,
     "payload_id": _idempotency_key,
     "detached": _flag,

@@ -101,7 +101,7 @@ class FairRoundRobin(Strategy):
 
 
 Weights = Mapping[Any, float] | Callable[[Any], float]
-Cost = float | Callable[..., float]
+TaskCost = float | Callable[..., float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class FairShare(Strategy):
     levels: bool = field(default=False, kw_only=True)
     """Does a task with a higher priority start before every task with a lower one?"""
     weights: Weights | None = None
-    cost: Cost = 1.0
+    cost: TaskCost = 1.0
 
     @property
     def order(self) -> Order:
@@ -184,7 +184,9 @@ def fair_round_robin(key: str = KEY, *, levels: bool = False) -> Strategy:
     return FairRoundRobin(key=_checked_key(key), levels=_checked_levels(levels))
 
 
-def fair_share(key: str = KEY, *, weights: Weights | None = None, cost: Cost = 1.0, levels: bool = False) -> Strategy:
+def fair_share(
+    key: str = KEY, *, weights: Weights | None = None, cost: TaskCost = 1.0, levels: bool = False
+) -> Strategy:
     """Partitions share what is run, in proportion to their `weights` and measured by `cost`.
 
     `weights` is a mapping or a function of the partition's key, 1 where it says nothing; `cost` a number for every task

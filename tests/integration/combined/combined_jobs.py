@@ -536,6 +536,21 @@ def spends_in_a_thread(key: Resource[str], tokens: float) -> str:
     return key.resource_id
 
 
+async def spends_both(key: Resource[str], read: float, written: float) -> str:
+    """Report its input first and its output in two parts, as streams do."""
+    key.spent(input=read)
+    await asyncio.sleep(0)
+    key.spent(output=written / 2)
+    key.spent(output=written / 2)
+    return key.resource_id
+
+
+def spends_both_in_a_thread(key: Resource[str], read: float, written: float) -> str:
+    """The same at once, as a plain function."""
+    key.spent(input=read, output=written)
+    return key.resource_id
+
+
 async def spends_and_fails(key: Resource[str], tokens: float) -> None:
     """Tell how many tokens it has used, and fail."""
     key.spent(tokens)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headgate import PoolExhausted, Quota, ResourcePool
+from headgate import Cost, PoolExhausted, Quota, ResourcePool
 from tests.integration.combined import combined_jobs
 from tests.support.combined.combined_support import Line
 from tests.support.resources.support import keys
@@ -31,6 +31,24 @@ def test_h10_a_task_settles_what_it_has_spent(line: Line, job: str) -> None:
             assert left(pool) == 870
             with pytest.raises(PoolExhausted, match="cost=1001"):
                 await (await tasks.submit(getattr(combined_jobs, job), 1, cost=1001))
+
+    line(main)
+
+
+@WITH_KEYS
+@pytest.mark.parametrize("job", ["spends_both", "spends_both_in_a_thread"])
+def test_l02_a_task_settles_input_and_output(line: Line, job: str) -> None:
+    async def main() -> None:
+        pool = keys("a", quota=Quota(tokens=1000, input_tokens=1000, output_tokens=1000))
+        async with line.pool(pool, name="work") as tasks:
+            for _ in range(2):
+                cost = Cost(input=300, output=200)
+                assert await (await tasks.submit(getattr(combined_jobs, job), 100, 30, cost=cost)) == "a"
+            assert pool.snapshot()["a"]["quota"]["left"] == {
+                "tokens": 740.0,
+                "input_tokens": 800.0,
+                "output_tokens": 940.0,
+            }
 
     line(main)
 

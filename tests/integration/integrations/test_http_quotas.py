@@ -17,11 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import headgate
-from headgate import InvalidType, Quota, ResourcePool
+from headgate import Cost, InvalidType, Quota, ResourcePool
 from headgate.integrations import anthropic as anthropic_clients
 from headgate.integrations import openai as openai_clients
 from headgate.integrations.httpx import RotatingSyncTransport, RotatingTransport
-from headgate.integrations.token_usage import UsageReader, estimated_tokens, used_tokens
+from headgate.integrations.token_usage import UsageReader, estimated_cost, used_tokens
 from tests.support.integrations.upstream import Answer, Seen, Upstream, refusal, usual
 
 pytestmark = pytest.mark.integration
@@ -159,7 +159,7 @@ def test_h10_the_cost_of_requests_may_be_given(cost: Any, upstream: Upstream) ->
 
 def test_h10_a_cost_that_is_none_is_named(upstream: Upstream) -> None:
     pool = ResourcePool({"a": "a"}, quota=Quota(tokens=1000))
-    with pytest.raises(InvalidType, match="cost must be a number of tokens or a function"):
+    with pytest.raises(InvalidType, match="cost must be a number of tokens, a Cost or a function"):
         RotatingTransport(pool, cost="many")  # type: ignore[arg-type]
     with (
         httpx.Client(transport=RotatingSyncTransport(pool, cost=lambda request: -1)) as client,
@@ -189,20 +189,57 @@ def test_h10_sdks_settle_what_their_answers_say(upstream: Upstream) -> None:
 
 
 def test_h10_estimates_count_the_text_and_the_longest_answer() -> None:
-    assert estimated_tokens(b"") == 0
-    assert estimated_tokens(b"x" * 400) == 100
-    assert estimated_tokens(b'{"max_tokens": 50}') == 50 + 18 / 4
-    assert estimated_tokens(b'{"max_tokens": 50, "n": 3}') == 150 + 26 / 4
-    assert estimated_tokens(b'{"max_tokens": "all", "n": -3}') == 30 / 4
-    assert estimated_tokens(b'{"max_tokens": tru') == 18 / 4
+    assert estimated_cost(b"") == Cost()
+    assert estimated_cost(b"x" * 400) == Cost(input=100)
+    assert estimated_cost(b'{"max_tokens": 50}') == Cost(input=18 / 4, output=50)
+    assert estimated_cost(b'{"max_tokens": 50, "n": 3}') == Cost(input=26 / 4, output=150)
+    assert estimated_cost(b'{"max_tokens": "all", "n": -3}') == Cost(input=30 / 4)
+    assert estimated_cost(b'{"max_tokens": tru') == Cost(input=18 / 4)
+
+
+@pytest.mark.parametrize(
+    ("answer", "spent"),
+    [
+        (b'{"usage": {"prompt_tokens": 30, "completion_tokens": 12, "total_tokens": 42}}', (42, 30, 12)),
+        (b'{"usage": {"input_tokens": 30, "output_tokens": 12}}', (42, 30, 12)),
+        (b'{"input_tokens": 30, "output_tokens": 1} ... {"output_tokens": 12}', (42, 30, 12)),  # streamed
+        (b'{"usage": {"prompt_tokens": 30, "total_tokens": 42}}', (42, 30, 12)),
+        (b'{"usage": {"completion_tokens": 12, "total_tokens": 42}}', (42, 30, 12)),
+        (b'{"usage": {"prompt_tokens": 30, "completion_tokens": 12, "total_tokens": 50}}', (50, 30, 12)),  # reasoning
+        (b'{"usage": {"prompt_tokens": 30}}', (30, 30, 0)),  # embeddings
+        (b'{"usage": {"prompt_tokens": 30, "completion_tokens": 12, "total_tokens": 1}}', (42, 30, 12)),
+        (b'{"usage": {"total_tokens": 42}}', (42, 42, 42)),  # nobody knows how much of it was input
+        (b'{"usage": {"tokens": 42}}', None),
+    ],
+)
+def test_l02_an_answer_settles_input_and_output_separately(answer: bytes, spent: tuple[int, ...] | None) -> None:
+    assert used_tokens(answer) == spent
+
+
+def test_l02_requests_reserve_and_settle_input_and_output(upstream: Upstream) -> None:
+    during: list[dict[str, float | None]] = []
+
+    def count(seen: Seen) -> Answer:
+        during.append(pool.snapshot()["a"]["quota"]["left"])
+        return usage(seen)
+
+    upstream.answers = {"a": count}
+    pool = ResourcePool({"a": "a"}, quota=Quota(tokens=10_000, input_tokens=1000, output_tokens=1000))
+    with httpx.Client(transport=RotatingSyncTransport(pool)) as client:
+        client.post(upstream.url, content=b'{"max_tokens": 400}   ').read()
+    assert during == [{"tokens": 9594.0, "input_tokens": 994.0, "output_tokens": 600.0}]
+    assert pool.snapshot()["a"]["quota"]["left"] == {"tokens": 9958.0, "input_tokens": 970.0, "output_tokens": 988.0}
+    with httpx.Client(transport=RotatingSyncTransport(pool, cost=headgate.Cost(input=1, output=600))) as client:
+        client.post(upstream.url, content=b"{}")
+    assert during[1]["output_tokens"] == 388.0
 
 
 @given(st.binary(max_size=200))
 def test_h10_any_body_has_an_estimate_and_any_answer_a_usage(body: bytes) -> None:
-    assert estimated_tokens(body) >= 0
-    assert estimated_tokens(b'{"max_tokens":' + body + b"}") >= 0
+    assert float(estimated_cost(body)) >= 0
+    assert float(estimated_cost(b'{"max_tokens":' + body + b"}")) >= 0
     used = used_tokens(b'{"usage": {"total_tokens": ' + body)
-    assert used is None or used >= 0
+    assert used is None or min(used) >= 0
 
 
 @given(st.integers(0, 10**8), st.lists(st.integers(1, 5000), max_size=30))
@@ -213,4 +250,4 @@ def test_h10_the_usage_is_found_however_the_answer_is_cut(tokens: int, cuts: lis
         reader.feed(text[:cut])
         text = text[cut:]
     reader.feed(text)
-    assert reader.tokens() == tokens
+    assert reader.spent() == (tokens, tokens, tokens)  # in all, and as much of either part: it is not known

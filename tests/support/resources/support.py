@@ -19,7 +19,8 @@ def keys(*names: str, **options: Any) -> ResourcePool[str]:
 
 def at_once(requests: int | None = None, per: float = 60.0, tokens: int | None = None, **options: Any) -> Quota:
     """A quota all of which may be used at once, for tests that look at waiting and not at the pace."""
-    return Quota(requests, per, tokens, burst=requests or tokens, **options)
+    most = requests or tokens or options.get("input_tokens") or options.get("output_tokens")
+    return Quota(requests, per, tokens, burst=most, **options)
 
 
 async def ident(resource: Resource[Any]) -> str:

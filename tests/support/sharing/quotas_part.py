@@ -34,6 +34,7 @@ class QuotasGame(Game):
         burst = 1.0 if variant % 3 == 1 and window == "sliding" else None
         tokens = 20 if variant % 2 else None
         self.quota = Quota(1 + variant % 8, PER, tokens, window=window, burst=burst)
+        self.quotas = (self.quota,) if variant % 5 < 3 else (self.quota, Quota(2, PER / 5, 40, window=window))
         self.arrived: list[Arrival] = []
 
     def part(self, process: Process) -> Part:
@@ -43,22 +44,24 @@ class QuotasGame(Game):
         """Count a request."""
         arrival = Arrival(at, tokens)
         self.arrived.append(arrival)
-        for name, limit, amounts in (
-            ("requests", self.quota.requests, [(one.at, 1.0) for one in self.arrived]),
-            ("tokens", self.quota.tokens, [(one.at, one.tokens) for one in self.arrived]),
-        ):
-            if limit is not None:
-                self._count(name, float(limit), amounts, at)
+        counted = {
+            "requests": [(one.at, 1.0) for one in self.arrived],
+            "tokens": [(one.at, one.tokens) for one in self.arrived],
+        }
+        for quota in self.quotas:
+            for name, limit in quota.limits.items():
+                self._count(quota, name, float(limit), counted[name], at)
         return arrival
 
-    def _count(self, name: str, limit: float, amounts: list[tuple[float, float]], now: float) -> None:
-        if self.quota.window == "sliding":
-            used = sum(amount for at, amount in amounts if at > now - self.quota.per)
+    @staticmethod
+    def _count(quota: Quota, name: str, limit: float, amounts: list[tuple[float, float]], now: float) -> None:
+        if quota.window == "sliding":
+            used = sum(amount for at, amount in amounts if at > now - quota.per)
             assert used <= limit, f"{used:g} {name} in a window that allows {limit:g}"
             return
         level, before = limit, -math.inf
         for at, amount in amounts:
-            level = min(limit, level + limit / self.quota.per * (at - before)) - amount
+            level = min(limit, level + limit / quota.per * (at - before)) - amount
             before = at
         assert level >= -1e-6, f"{-level:g} {name} more than the bucket has"
 
@@ -76,7 +79,7 @@ class QuotasPart(Part):
         self.started: list[tuple[dict[str, float], float, Arrival]] = []
         self._alarm = math.inf
         self.link = process.link(SHARED_QUOTA, self)
-        self.budget = LeasedBudget(game.quota, self.link.note, lambda: process.deadline)
+        self.budget = LeasedBudget(game.quotas, self.link.note, lambda: process.deadline)
         self.budget.lack(self.budget.need(0.0), clock.now())
 
     # -- what a program does -------------------------------------------------------------------------------------------
@@ -105,9 +108,9 @@ class QuotasPart(Part):
         if what == "cancel" and arrival.at == self.process.world.now:
             self.game.arrived = [one for one in self.game.arrived if one is not arrival]
             self.budget.cancel(need, start, now)
-        elif arrival.tokens > 1.0 and "tokens" in need:
+        elif arrival.tokens > 1.0:
             arrival.tokens -= 1.0
-            self.budget.amend({"tokens": -1.0}, start, now)
+            self.budget.amend({name: -1.0 for name in need if name.startswith("tokens")}, start, now)
 
     def _start(self, cost: int) -> None:
         assert not self.process.is_gone, "a call starts after the lease"

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from headgate import CooldownResource, DisableResource, routine
+from headgate import CooldownResource, Cost, DisableResource, routine
 
 seen: contextvars.ContextVar[str] = contextvars.ContextVar("seen", default="nothing")
 calls: list[Any] = []
@@ -269,6 +269,20 @@ async def takes_tokens(key: Any, record: Any) -> Any:
     running["tokens"] -= size
     key.spent(0)
     return {"id": record["id"], "price": 0.5}
+
+
+def cost_of(record: Any) -> Cost:
+    """How many tokens a record reserves, of its input and of its answer."""
+    return Cost(**record["size"])
+
+
+async def takes_split_tokens(key: Any, record: Any) -> Any:
+    """Notes how many calls run at the same time."""
+    running["tokens"] += 1
+    running["most"] = max(running["most"], running["tokens"])
+    await asyncio.sleep(0.003)
+    running["tokens"] -= 1
+    key.spent(input=0, output=0)
 
 
 async def says_the_key(key: Any, record: Any) -> Any:

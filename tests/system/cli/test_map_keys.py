@@ -198,13 +198,42 @@ def test_c14_h10_a_file_of_keys_may_have_quotas(tmp_path: Path) -> None:
     assert [seen[name]["quota"]["left"] for name in "ab"] == [{"requests": 5.0}, {"requests": None}]
 
 
-@pytest.mark.parametrize("quota", ['"lern"', "60", "{ request = 5 }", "{ requests = 0 }", "{}"])
+@pytest.mark.parametrize(
+    "quota",
+    [
+        '"lern"',
+        "60",
+        "{ request = 5 }",
+        "{ requests = 0 }",
+        "{}",
+        "[]",
+        '["learn"]',
+        "[{ requests = 5 }, 60]",
+        "[{ requests = 5 }, { requests = 6 }]",
+    ],
+)
 def test_c14_h10_a_wrong_quota_in_a_file_of_keys_is_named(tmp_path: Path, quota: str) -> None:
     path = tmp_path / "keys.toml"
     path.write_text(f'quota = {quota}\n[keys]\na = "sk-1"\n')
     path.chmod(0o600)
-    with pytest.raises(WrongCall, match=r'keys\.toml: .*write quota = "learn" or'):
+    with pytest.raises(WrongCall, match=r'keys\.toml: .*write quota = "learn", {'):
         read_keys([str(path)], {})
+
+
+def test_l02_c14_a_file_of_keys_may_have_several_quotas(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_text(
+        "quota = [{ requests = 5, per = 1 }, { requests = 100, per = 3600, input_tokens = 9000 }]\n"
+        '[keys]\na = "sk-1"\nb = { value = "sk-2", quota = [{ output_tokens = 70 }] }\n'
+    )
+    path.chmod(0o600)
+    keys = read_keys([str(path)], {})
+    assert keys.have_tokens
+    seen = keys.pool().snapshot()
+    assert [seen[name]["quota"]["left"] for name in "ab"] == [
+        {"requests/second": 5.0, "requests/hour": 100.0, "input_tokens": 9000.0},
+        {"output_tokens": 70.0},
+    ]
 
 
 # -- what errors say about keys ----------------------------------------------------------------------------------------
@@ -308,6 +337,22 @@ def test_c10_h10_records_reserve_tokens(reserve: str, most: int, tmp_path: Path)
     assert json.loads(ended.stdout)["cost"] == 10.0, "--cost is the sum of a field of the results"
 
 
+@pytest.mark.parametrize("reserve", ["size", "map_jobs:cost_of"])
+def test_l02_c10_records_reserve_input_and_output(reserve: str, tmp_path: Path) -> None:
+    """Of 100 input and 1000 output tokens, 60 and 30 are reserved: one record runs at a time."""
+    import map_jobs
+
+    map_jobs.running.update(tokens=0, most=0)
+    quota = "{ input_tokens = 100, output_tokens = 1000, per = 600.0, burst = 100 }"
+    keys_file(tmp_path, f'quota = {quota}\n[keys]\na = "sk-a-1"')
+    records = [{"size": {"input": 60, "output": 30}}] * 5
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records), "utf-8")
+    arguments = ("map_jobs:takes_split_tokens", "in.jsonl", "-o", "out.jsonl", "--keys", "keys.toml")
+    ended = run_here("map", *arguments, "--reserve", reserve, cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert map_jobs.running["most"] == 1
+
+
 def test_c10_h10_a_field_of_csv_is_a_number_too(tmp_path: Path) -> None:
     keys_file(tmp_path, 'quota = { tokens = 100, per = 600.0, window = "bucket" }\n[keys]\na = "sk-a-1"')
     (tmp_path / "in.csv").write_text("id,size\n1,30\n2,4.5e1\n3,many\n", "utf-8")
@@ -318,7 +363,7 @@ def test_c10_h10_a_field_of_csv_is_a_number_too(tmp_path: Path) -> None:
     [failed] = map(json.loads, (tmp_path / "out.jsonl.failed.jsonl").read_text("utf-8").splitlines())
     assert (failed["line"], failed["message"]) == (
         4,
-        "its size is 'many': --reserve needs a number of tokens, 0 or more",
+        'its size is \'many\': --reserve needs a number of tokens, 0 or more, or {"input": number, "output": number}',
     )
 
 
@@ -330,6 +375,9 @@ def test_c10_h10_a_field_of_csv_is_a_number_too(tmp_path: Path) -> None:
         ("lots", "its size is 'lots': --reserve needs"),
         (True, "its size is True: --reserve needs"),
         ([1], "its size is [1]: --reserve needs"),
+        ({"input": -1}, "--reserve needs"),
+        ({"input": 1, "words": 1}, "--reserve needs"),
+        ({}, "its size is {}: --reserve needs"),
         ("nan", "its size is 'nan': --reserve needs"),
         (10**400, "--reserve needs"),
     ],

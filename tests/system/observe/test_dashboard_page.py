@@ -320,8 +320,9 @@ def test_o23_a_cooled_key_counts_down_and_can_be_enabled_by_keyboard_alone(page:
     page.until("return document.querySelectorAll('#main tbody tr').length === 2")
 
 
-def test_o20_a_spent_quota_is_shown_with_what_is_left_and_when_it_opens(page: Browser) -> None:
-    limited = Resource("limited", "sk-1", quota=Quota(requests=1, tokens=5000, per=300.0, delay=0.0))
+def test_l02_o20_a_spent_quota_is_shown_with_what_is_left_and_when_it_opens(page: Browser) -> None:
+    quotas = [Quota(requests=1, tokens=5000, per=300.0), Quota(requests=3000, per=86400.0)]
+    limited = Resource("limited", "sk-1", quota=quotas)
     pool = ResourcePool([limited, Resource("other", "sk-2", quota=Quota(requests=2000, per=300.0))], name="with quotas")
     asyncio.run(pool.run(quick, cost=2000, exclude=["other"]))
     page.press("3")
@@ -336,8 +337,9 @@ def test_o20_a_spent_quota_is_shown_with_what_is_left_and_when_it_opens(page: Br
     page.until(f"const row = {ROW}; return row && row.innerText.includes('quota spent')", "limited")
     row = page.run(f"return {ROW}.innerText", "limited")
     assert re.search(r"(29|30)\d\.\d s", row), row
-    assert "0 requests, 3.0k tokens" in row, row
-    assert "2.0k requests" in page.run(f"return {ROW}.innerText", "other")
+    assert re.search(r"0 of 1 requests/300s \(full in [45] ?m[^)]*\), 3.0k of 5.0k tokens \(full in", row), row
+    assert "3.0k of 3.0k requests/day (full in" in row, row
+    assert "2.0k of 2.0k requests" in page.run(f"return {ROW}.innerText", "other")
     assert not page.run(f"return {left}.hidden")
 
 

@@ -22,7 +22,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 import headgate
-from headgate import ResourcePool, TaskPool, WorkerPool
+from headgate import Cost, Quota, ResourcePool, TaskPool, WorkerPool
 from headgate.dashboard.scraping import KEPT, Labelled, joined
 from headgate.dashboard.sources import ThisProgram
 from headgate.observe import prometheus, sampler
@@ -84,6 +84,25 @@ def test_o30_counters_gauges_and_histograms_of_pools_at_work(program: Program, r
     assert value(again, "headgate_task_run_seconds_count", pool=pool) == 5
     assert SECRET not in text
     assert SECRET[::-1] not in text
+
+
+def test_l02_o30_each_window_of_a_quota_is_a_series(program: Program, registry: CollectorRegistry) -> None:
+    quotas = [Quota(requests=5, per=3600.0), Quota(requests=100, per=86400.0, output_tokens=700, window="bucket")]
+    pool = ResourcePool({"limited": "a", "free": "b"}, name="l02-windows", quota=quotas)
+    learning = ResourcePool({"learning": "c"}, name="l02-learning", quota="learn")
+    pool.run_sync(lambda key: None, cost=Cost(output=200), exclude=["free"])
+    seen = samples(scraped(registry))
+    labels = {"pool": "l02-windows", "resource": "limited"}
+    assert value(seen, "headgate_resource_quota_left", window="requests/hour", **labels) == 4
+    assert value(seen, "headgate_resource_quota_limit", window="requests/hour", **labels) == 5
+    assert value(seen, "headgate_resource_quota_limit", window="requests/day", **labels) == 100
+    assert value(seen, "headgate_resource_quota_left", window="output_tokens", **labels) == pytest.approx(500, abs=1)
+    full_in = value(seen, "headgate_resource_quota_full_seconds", window="output_tokens", **labels)
+    assert full_in == pytest.approx(86400 * 200 / 700, abs=60)
+    assert len([name for name, _ in seen if name == "headgate_resource_quota_left"]) == 6, (
+        "what is learned is not known"
+    )
+    del pool, learning
 
 
 def test_o30_units_are_base_units_and_names_begin_alike(program: Program, registry: CollectorRegistry) -> None:
@@ -346,8 +365,10 @@ def _prefix(name: str) -> str:
 def test_o30_the_table_of_the_documentation_names_exactly_what_is_exported(
     program: Program, registry: CollectorRegistry
 ) -> None:
+    limited = ResourcePool({"limited": "a"}, quota=Quota(requests=5))  # only such a pool has series of windows
     names = {re.sub(r"_(bucket|sum|count)$", "", name) for name, _ in exported(program, registry)}
     assert documented() == names
+    del limited
 
 
 # -- the server of a worker --------------------------------------------------------------------------------------------

@@ -125,7 +125,13 @@ async def test_o01_a_row_of_a_resource_says_what_is_left_of_its_quota() -> None:
     async with pool.lease(exclude=["free"]):
         pass
     rows = {row["id"]: row for row in pool._view(10)["resources"]}
-    assert rows["limited"]["quota"] == {"left": {"requests": 0.0}, "seconds_until_open": pytest.approx(60.0, abs=0.7)}
+    soon = pytest.approx(60.0, abs=0.7)
+    window = {"left": 0.0, "limit": 1, "seconds_until_full": soon}
+    assert rows["limited"]["quota"] == {
+        "left": {"requests": 0.0},
+        "windows": {"requests": window},
+        "seconds_until_open": soon,
+    }
     assert "quota" not in rows["free"]
 
 

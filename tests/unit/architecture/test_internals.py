@@ -32,7 +32,7 @@ PORTS = {
 ENGINES = (
     *("gate", "resources.rotation", "resources.effects", "tasks.scheduling", "sharing.slots"),
     *("resources.exchange", "resources.permits", "resources.health", "resources.replica"),
-    *("resources.quota_exchange", "resources.leased_budget"),
+    *("resources.quota", "resources.ledger", "resources.quota_exchange", "resources.leased_budget"),
     *("core.key_windows", "sharing.claims", "sharing.memory", "sharing.protocol"),
     *(
         "stores.codec",

@@ -79,9 +79,56 @@ def test_h11_anthropics_family_has_dates() -> None:
     }
     assert limits_of(headers) == {
         "requests": Limit("requests", 50, 0, 30.0),
-        "input-tokens": Limit("input-tokens", 40_000, 39_000, 1.0),
-        "output-tokens": Limit("output-tokens", None, None, 0.0),
+        "input_tokens": Limit("input_tokens", 40_000, 39_000, 1.0),
+        "output_tokens": Limit("output_tokens", None, None, 0.0),
     }
+
+
+def test_l02_mistrals_family_names_its_windows() -> None:
+    headers = {
+        "x-ratelimit-limit-req-minute": "720",
+        "x-ratelimit-remaining-req-minute": "717",
+        "x-ratelimit-limit-tokens-minute": "5000000",
+        "x-ratelimit-remaining-tokens-minute": "4999911",
+        "x-ratelimit-remaining-tokens-month": "9000",
+        "x-ratelimit-tokens-query-cost": "52",
+    }
+    assert limits_of(headers) == {
+        "requests/minute": Limit("requests/minute", 720, 717, None, 60.0),
+        "tokens/minute": Limit("tokens/minute", 5_000_000, 4_999_911, None, 60.0),
+        "tokens/month": Limit("tokens/month", None, 9000, None, 30 * 86400.0),
+    }
+    by_size = {
+        "ratelimitbysize-limit": "500000",
+        "ratelimitbysize-remaining": "0",
+        "ratelimitbysize-reset": "24",
+        "x-ratelimitbysize-limit-month": "10000000",
+        "x-ratelimitbysize-remaining-month": "70",
+    }
+    assert limits_of(by_size) == {
+        "tokens": Limit("tokens", 500_000, 0, 24.0),
+        "tokens/month": Limit("tokens/month", 10_000_000, 70, None, 30 * 86400.0),
+    }
+    assert may_be_spent([(name.encode(), value.encode()) for name, value in by_size.items()])
+
+
+@pytest.mark.parametrize(
+    ("name", "limit"),
+    [
+        ("x-ratelimit-remaining-requests-day", Limit("requests/day", None, 7, None, 86400.0)),  # Cerebras
+        ("x-ratelimit-remaining-tokens-hour", Limit("tokens/hour", None, 7, None, 3600.0)),
+        ("x-ratelimit-remaining-tokens-prompt", Limit("input_tokens", None, 7)),  # Fireworks
+        ("x-ratelimit-remaining-tokens-generated", Limit("output_tokens", None, 7)),
+        ("x-ratelimit-remaining-input-tokens-minute", Limit("input_tokens/minute", None, 7, None, 60.0)),
+        ("x-ratelimit-remaining-tokens", Limit("tokens", None, 7)),  # Azure, which names no limit
+        ("anthropic-priority-input-tokens-remaining", None),
+        ("anthropic-ratelimit-output-tokens-remaining", Limit("output_tokens", None, 7)),
+        ("x-ratelimit-remaining-tokens-fortnight", None),
+        ("x-ratelimit-remaining-images", None),
+    ],
+)
+def test_l02_names_of_limits_say_what_is_counted_and_how_long(name: str, limit: Limit | None) -> None:
+    assert limits_of({name: "7"}) == ({} if limit is None else {limit.name: limit})
 
 
 @pytest.mark.parametrize(
@@ -195,7 +242,12 @@ NAMES = st.sampled_from(
         "Date",
         "RateLimit",
         "ratelimit-policy",
-        *(f"x-ratelimit-{a}-{b}" for a in ("limit", "remaining", "reset") for b in ("requests", "tokens")),
+        *(
+            f"x-ratelimit-{a}-{b}"
+            for a in ("limit", "remaining", "reset")
+            for b in ("requests", "tokens", "req-minute", "tokens-month")
+        ),
+        *(f"{a}ratelimitbysize-{b}" for a in ("", "x-") for b in ("limit", "remaining-minute", "reset")),
         *(
             f"anthropic-ratelimit-{b}-{a}"
             for a in ("limit", "remaining", "reset")

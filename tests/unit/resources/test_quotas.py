@@ -323,6 +323,16 @@ async def test_h10_the_account_of_a_call_that_gave_up_serves_others_at_once() ->
 
 
 @virtual
+async def test_h10_a_large_call_without_a_wait_mode_is_held_back_by_the_limit_alone() -> None:
+    pool = limited("a", quota=Quota(tokens=1000))  # of which 100 start at once, if calls wait
+    await took(pool, cost=50)
+    assert await took(pool, cost=600) == "a"
+    with pytest.raises(PoolExhausted):
+        await took(pool, cost=351)
+    assert await took(pool, cost=350) == "a"
+
+
+@virtual
 async def test_h10_a_cost_that_no_window_allows_fails_at_once_and_says_why() -> None:
     pool = limited("a", "b", quota=at_once(tokens=100))
     for options in ({}, {"wait_for_capacity": True}, {"wait_for_cooldown": True}):
@@ -502,9 +512,9 @@ def test_h10_a_quota_does_not_travel_with_a_copy() -> None:
 
 def test_h10_quota_is_a_name_of_headgate() -> None:
     assert headgate.Quota is Quota
-    assert (
-        repr(Quota(requests=60))
-        == "Quota(requests=60, per=60.0, tokens=None, window='sliding', burst=None, delay=None)"
+    assert repr(Quota(requests=60)) == (
+        "Quota(requests=60, per=60.0, tokens=None, input_tokens=None, output_tokens=None, "
+        "window='sliding', burst=None, delay=None)"
     )
 
 

@@ -90,7 +90,7 @@ async def test_h10_a_call_that_waits_does_not_exceed_the_limit_of_a_resource_tha
 
 
 def test_h10_the_end_of_a_call_gives_back_nothing_if_it_began_before_the_quota_was_shared() -> None:
-    quota = at_once(requests=4, per=10.0)
+    quota = (at_once(requests=4, per=10.0),)
     account = Account(quota)
     before = account.reserve(0.0, 0.0)
     budget = LeasedBudget(quota, lambda: None)
@@ -100,7 +100,7 @@ def test_h10_the_end_of_a_call_gives_back_nothing_if_it_began_before_the_quota_w
     budget.take(report, Granted({"requests": 2.0}, {"requests": 4.0}, None, False, quota), ClockOffset(), 0.0)
     account.reserve(0.0, 0.0)
     account.settle(before, 1.0, answered=True)
-    assert budget.left("requests", 1.0) == 1.0
+    assert budget.views(1.0)["requests"].left == 1.0
     message = budget.message()
     assert message is not None
     assert message.ended == {"requests": 1.0}

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import headgate
-from headgate import PoolExhausted, Quota, Resource, ResourcePool, TaskPool
+from headgate import Cost, PoolExhausted, Quota, Resource, ResourcePool, TaskPool
 from headgate.core.clock import clock
 from headgate.resources.leased_budget import LeasedBudget
 from headgate.resources.quota_exchange import SHARED_QUOTA, Report, Want
@@ -340,34 +340,40 @@ async def test_h12_the_call_that_finds_out_may_be_of_a_process_that_dies() -> No
 class Process:
     """One process: its budget, and the calls that it runs."""
 
-    def __init__(self, name: str, quota: Quota) -> None:
+    def __init__(self, name: str, quotas: tuple[Quota, ...]) -> None:
         self.name = name
-        self.budget = LeasedBudget(quota, lambda: None)
+        self.budget = LeasedBudget(quotas, lambda: None)
         self.answered: str | None = None
         self.running: list[tuple[dict[str, float], float]] = []
         self.gone = False
 
 
 @given(
-    quota=st.builds(
-        Quota,
-        requests=st.integers(1, 8),
-        tokens=st.none() | st.integers(10, 60),
-        per=st.just(10.0),
-        burst=st.none() | st.just(1.0),
-    ),
+    quotas=st.lists(
+        st.builds(
+            Quota,
+            requests=st.integers(1, 8),
+            tokens=st.none() | st.integers(10, 60),
+            output_tokens=st.none() | st.integers(5, 40),
+            per=st.sampled_from([10.0, 10.0, 2.0]),
+            burst=st.none() | st.just(1.0),
+        ),
+        min_size=1,
+        max_size=2,
+        unique_by=lambda quota: quota.per,
+    ).map(tuple),
     steps=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 6), st.integers(0, 9), st.floats(0, 3)), max_size=120),
     pauses=st.lists(st.sampled_from([0.0, 0.0, 0.3, 4.0]), min_size=1, max_size=7),
 )
 @settings(max_examples=max(60, int(1500 * SCALE**1.4)))
-def test_h10_h05_no_schedule_of_processes_exceeds_a_quota(
-    quota: Quota, steps: list[tuple[int, int, int, float]], pauses: list[float]
+def test_h10_h05_l02_no_schedule_of_processes_exceeds_a_quota(
+    quotas: tuple[Quota, ...], steps: list[tuple[int, int, int, float]], pauses: list[float]
 ) -> None:
     """Processes call, end, die, pause, and send messages that are lost, doubled or late; an upstream counts."""
-    processes = [Process(f"m{number}", quota) for number in range(4)]
+    processes = [Process(f"m{number}", quotas) for number in range(4)]
     text: str | None = None
     now = 100.0
-    arrived: list[tuple[float, int]] = []
+    arrived: list[tuple[float, Cost]] = []
     paused = itertools.cycle(pauses)
 
     def is_gone(member: str) -> bool:
@@ -399,20 +405,23 @@ def test_h10_h05_no_schedule_of_processes_exceeds_a_quota(
         if process.gone:
             continue
         if what <= 2:
-            need = process.budget.need(cost)
-            if process.budget.can_ever_allow(cost) and process.budget.allows(need, now):
+            tokens = Cost(input=cost, output=cost // 2)
+            need = process.budget.need(tokens)
+            if process.budget.can_ever_allow(need) and process.budget.allows(need, now):
                 start, _ = process.budget.start(need, now)
                 process.running.append((need, start))
-                arrived.append((now, cost))
-                recent = [tokens for at, tokens in arrived if at > now - quota.per]
-                assert len(recent) <= (quota.requests or math.inf)
-                assert sum(recent) <= (quota.tokens or math.inf)
+                arrived.append((now, tokens))
+                for quota in quotas:
+                    recent = [one for at, one in arrived if at > now - quota.per]
+                    assert len(recent) <= (quota.requests or math.inf)
+                    assert sum(map(float, recent)) <= (quota.tokens or math.inf)
+                    assert sum(one.output for one in recent) <= (quota.output_tokens or math.inf)
             else:
                 process.budget.lack(need, now)
         elif what == 3 and process.running:
             need, start = process.running.pop(0)
-            if cost % 3 == 1 and "tokens" in need:
-                process.budget.amend({"tokens": -1.0}, start, now)
+            if cost % 3 == 1:
+                process.budget.amend({name: -1.0 for name in need if "tokens" in name}, start, now)
         elif what in (4, 5):
             send(process, lose_answer=what == 5)
         elif who == 3 and cost == 0:
@@ -423,7 +432,7 @@ def test_h10_h05_no_schedule_of_processes_exceeds_a_quota(
 @pytest.mark.parametrize("dies", [False, True])
 def test_h10_a_bucket_does_not_refill_for_the_time_in_which_it_was_full_of_what_was_held(dies: bool) -> None:
     """What is held for long is used at last: the bucket was full until then, and is empty now."""
-    quota, want = Quota(1, 10.0, window="bucket"), Want({"requests": 1.0}, is_urgent=True)
+    quota, want = (Quota(1, 10.0, window="bucket"),), Want({"requests": 1.0}, is_urgent=True)
 
     def say(text: str | None, member: str, now: float, report: Report) -> tuple[str | None, float]:
         seen = Seen(now, member, lambda one: dies and now > 1000.0 and one == "m1")
@@ -450,7 +459,7 @@ _JSON = st.recursive(
 @given(st.text(max_size=60) | _JSON.map(json.dumps))
 @settings(max_examples=max(60, int(600 * SCALE)))
 def test_g24_any_text_of_a_quota_gives_an_answer(text: str) -> None:
-    message = Message("t", None, Report(1, at_once(requests=5)))
+    message = Message("t", None, Report(1, (at_once(requests=5),)))
     outcome = exchange(SHARED_QUOTA, text, Seen(100.0, "m1", lambda member: False), message)
     assert isinstance(outcome.reply, Reply)
 

@@ -17,6 +17,7 @@ from headgate.cli.batch.ids import Ids, entry, hash_of
 from headgate.cli.batch.journal import START, Early, Place, Span, State, ranges, whole
 from headgate.cli.batch.meter import MOST_TENANTS, OTHERS, Tally
 from headgate.cli.batch.sources import Item
+from headgate.resources.costs import AnyCost, Cost
 
 
 class Settled(NamedTuple):
@@ -233,7 +234,7 @@ class Book:
 
     def _reserve(self, item: Item, tokens: str | Callable[[Any], Any]) -> str | None:
         """Read how many tokens a record reserves; returns what is wrong with it."""
-        remedy = "--reserve needs a number of tokens, 0 or more"
+        remedy = '--reserve needs a number of tokens, 0 or more, or {"input": number, "output": number}'
         if isinstance(tokens, str):
             if not isinstance(item.record, dict) or tokens not in item.record:
                 return f"it has no field {tokens!r}: {remedy}"
@@ -495,7 +496,18 @@ class Book:
         return self._span.reached(low, self._seen, still_open)
 
 
-def _amount(given: Any) -> float | None:
+def _amount(given: Any) -> AnyCost | None:
+    """A number of tokens, or a Cost, also as {"input": 800, "output": 200}; None if it is neither."""
+    if isinstance(given, Cost):
+        return given
+    if isinstance(given, Mapping) and given and given.keys() <= {"input", "output"}:
+        parts = {name: _number(part) for name, part in given.items()}
+        known = {name: part for name, part in parts.items() if part is not None}
+        return Cost(**known) if known.keys() == parts.keys() else None
+    return _number(given)
+
+
+def _number(given: Any) -> float | None:
     """A number that is not negative, also one in text, as CSV has it; None if it is none."""
     if isinstance(given, bool) or not isinstance(given, (int, float, str)):
         return None

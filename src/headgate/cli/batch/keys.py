@@ -65,10 +65,15 @@ class Keys:
     @property
     def have_tokens(self) -> bool:
         """Whether a key has a limit of tokens, or may learn one: `--reserve` has no effect on others."""
+        from headgate.resources.costs import REQUESTS
         from headgate.resources.quota import LEARN
 
         quotas = [fields.get("quota", self.settings.get("quota")) for fields in self.fields.values()]
-        return any(quota == LEARN or getattr(quota, "tokens", None) is not None for quota in quotas)
+        return any(
+            quota == LEARN or any(dimension != REQUESTS for one in quota for dimension in one.limits)
+            for quota in quotas
+            if quota is not None
+        )
 
     @property
     def options(self) -> dict[str, Any]:
@@ -113,16 +118,21 @@ def _read_file(keys: Keys, path: Path, resolve: Resolver) -> None:
 
 
 def _with_quota(fields: dict[str, Any], where: str) -> dict[str, Any]:
-    """Return the fields with a Quota in place of its description: "learn", or { requests = 60, per = 60.0 }."""
+    """Return the fields with checked quotas in place of their description.
+
+    That is "learn", { requests = 60, per = 60.0 }, or a list of such tables.
+    """
     from headgate.resources.quota import Quota, checked_quota
 
     if "quota" not in fields:
         return fields
     given = fields["quota"]
     try:
-        quota = Quota(**given) if isinstance(given, dict) else checked_quota(given)
+        tables = given if isinstance(given, list) else [given]
+        made = [Quota(**one) if isinstance(one, dict) else one for one in tables]
+        quota = checked_quota(made if isinstance(given, list) else made[0])
     except (HeadgateError, TypeError) as error:
-        form = 'write quota = "learn" or { requests = 60, per = 60.0, tokens = 90000 }'
+        form = 'write quota = "learn", { requests = 60, per = 60.0, tokens = 90000 } or a list of such tables'
         raise WrongCall(f"{where}: {error}: {form}") from error
     return {**fields, "quota": quota}
 

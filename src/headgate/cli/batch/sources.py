@@ -17,6 +17,7 @@ from zlib import crc32
 
 from headgate.cli.batch.journal import START, Place
 from headgate.cli.output import WrongCall
+from headgate.resources.costs import AnyCost
 
 SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".csv": "csv", ".parquet": "parquet"}
 FORMATS = ("jsonl", "csv", "parquet")
@@ -44,7 +45,7 @@ class Item:
         """Why it cannot be run."""
         self.id: Any = None
         self.tenant: Any = None
-        self.reserve: float = 0.0
+        self.reserve: AnyCost = 0.0
         """Tokens that its call reserves of the quota of its key."""
 
 

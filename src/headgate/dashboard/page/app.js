@@ -544,6 +544,12 @@ class Places {
   }
 }
 
+/** One window of a quota: "0 of 60 requests (full in 12 s)". What is not known is left out. */
+function windowText(name, { left, limit, seconds_until_full: full }, passed) {
+  const amount = left === null ? "any" : limit === null ? short(left) : `${short(left)} of ${short(limit)}`;
+  return `${amount} ${name.replace("_", " ")}${full > passed ? ` (full in ${countdown(full - passed)})` : ""}`;
+}
+
 function resourcesView() {
   const pick = chooser("resources", "Resource pool");
   const healthy = stat("Healthy"), cooling = stat("Cool down"), disabled = stat("Disabled"), flight = stat("In flight"), ok = stat("Successes a second"), refused = stat("Refusals a second");
@@ -555,7 +561,7 @@ function resourcesView() {
     text("Resource", (row) => row.id, { className: "name cut", sort: "id" }),
     pill("Status", (row) => (row.status === "disabled" ? ["disabled", "bad"] : left(row) > 0 ? ["cools down", "warn"] : rest(row) > 0 ? ["quota spent", "warn"] : ["healthy", "good"]), { sort: "status" }),
     { ...meter("Back in", (row) => { const seconds = rest(row); return seconds > 0 ? [seconds / longestRest(row), `${seconds.toFixed(1)} s`, "warn"] : [null, ""]; }, { sort: "cooldown" }), className: "rest" },
-    text("Quota left", (row) => Object.entries(row.quota?.left ?? {}).map(([name, amount]) => `${amount === null ? "any" : short(amount)} ${name}`).join(", "), { less: true, optional: true }),
+    text("Quota left", (row) => Object.entries(row.quota?.windows ?? {}).map(([name, one]) => windowText(name, one, since())).join(", "), { less: true, optional: true }),
     meter("In flight", (row) => (row.max_in_flight ? [row.in_flight / row.max_in_flight, `${row.in_flight} of ${row.max_in_flight}`] : [null, whole(row.in_flight)]), { num: true, sort: "in_flight", least: true }),
     text("Ok", (row) => whole(row.successes), { num: true, sort: "successes", least: true }),
     text("Refused", (row) => whole(row.refusals), { num: true, sort: "refusals", least: true }),

@@ -89,7 +89,7 @@ class SharedQueue:
     def cost(self, task: TaskRecord) -> float:
         """What a task costs its tenant."""
         cost = task.terms.cost
-        return 1.0 if cost is None or self.settings.kind != "fair_share" else cost
+        return 1.0 if cost is None or self.settings.kind != "fair_share" else float(cost)
 
     # -- the queue -----------------------------------------------------------------------------------------------------
 
