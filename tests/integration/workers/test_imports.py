@@ -19,7 +19,7 @@ import pytest
 from headgate import ContextVar, PoolClosed, RemoteError, RoutineTimeout, WorkerPool, routine
 from headgate.testing import capture_events
 from tests.support.workers import jobs
-from tests.support.workers.support import alive, lines, pids, run, states, until
+from tests.support.workers.support import alive, in_flight, lines, pids, run, states, until
 
 pytestmark = pytest.mark.integration
 
@@ -144,6 +144,17 @@ async def number_set() -> int:
 @routine
 def plain_pid() -> int:
     return os.getpid()
+
+
+class Noted:
+    """A number that notes that it is added to another."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __radd__(self, other: int) -> int:
+        jobs.note(self.path, "begun")
+        return other + 1
 
 
 async def sees(module: Any, plain: bool) -> int:
@@ -530,6 +541,24 @@ def test_w34a_a_call_whose_import_took_too_long_does_not_begin(planted: Planted)
             with pytest.raises(RoutineTimeout, match=f"did not begin: importing {module.__name__}"):
                 await module.within_time(1)
             assert await module.within_time(1) == 42
+
+    run(main)
+
+
+def test_w34a_a_caller_is_told_by_the_worker_that_the_call_does_not_begin(planted: Planted) -> None:
+    """If it gave up by itself, the call could begin until the worker has heard of that."""
+    module = planted.module()
+
+    async def main() -> None:
+        async with one_worker() as pool:
+            calls = [within_time(Noted(planted.log)) for within_time in (module.within_time, module.plain_within_time)]
+            for error in await asyncio.gather(*calls, return_exceptions=True):
+                assert isinstance(error, RoutineTimeout)
+                assert f"did not begin: importing {module.__name__}" in error.message
+            assert in_flight(pool) == 0
+            planted.release()
+            assert await module.within_time(1) == await module.plain_within_time(1) == 42
+            assert lines(planted.log) == [f"importing {module.__name__}"], "it was imported once, and nothing began"
 
     run(main)
 

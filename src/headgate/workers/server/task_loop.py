@@ -63,8 +63,8 @@ FIRST, SLICE = 32, 512
 FORGOTTEN = 5.0
 """Seconds between two steps after which a worker that stops does not wait for a generator any longer."""
 IMPORT_PATIENCE: Final = CONFIRMATION - 2.0
-"""Seconds after its timeout for which a call may wait for an import. Its caller is more patient: it must not be told
-that the call did not begin, and then it does."""
+"""Seconds after its timeout for which a call may wait for an import. Its caller is more patient, so it hears from the
+worker that the call does not begin: if it gave up by itself, the call might begin until the worker knows of that."""
 STOPS = b"the worker is stopping"
 """Reason of a refusal: the call would begin when the others were cancelled."""
 HELD_PLACES = b"its thread places are held by calls that timed out or were cancelled"
@@ -447,9 +447,13 @@ class TaskLoop:
     async def _import(self, running: RunningCall, module: str) -> None:
         """Wait until a module is imported that a call needs. A timeout of the call has begun, and begins again after
         that: the time that imports take is not its own, but a caller does not wait for one that hangs."""
-        due = running.due
-        running.imports = {**running.imports, module: await self.imports.wait(module)}
-        if due is not None and clock.now() > due + IMPORT_PATIENCE:
+        until = None if running.due is None else running.due + IMPORT_PATIENCE
+        limit = asyncio.timeout(None if until is None else max(0.0, until - clock.now()))
+        with suppress(TimeoutError):  # it comes from the limit alone: what an import raises is returned
+            async with limit:
+                running.imports = {**running.imports, module: await self.imports.wait(module)}
+        # The clock too: if the loop was held meanwhile, the end of the import may come before that of the limit.
+        if limit.expired() or (until is not None and clock.now() > until):
             raise RoutineTimeout(
                 f"{running.begun.function.tag} did not begin: importing {module} took longer than its timeout of "
                 f"{running.begun.timeout:g} s and {IMPORT_PATIENCE:g} s more",
