@@ -25,6 +25,9 @@ pytestmark = pytest.mark.integration
 
 VALUE: ContextVar[Any] = ContextVar("w34a_value", default=None)
 
+THREADS = 32
+"""Number of plain functions that a worker runs at a time."""
+
 MODULE = """
 import asyncio, os, time
 from pathlib import Path
@@ -144,6 +147,19 @@ async def number_set() -> int:
 @routine
 def plain_pid() -> int:
     return os.getpid()
+
+
+@routine(timeout=1.5)
+def number_within_time(value: Any) -> int:
+    return 41 + int(value.number)
+
+
+@routine
+def stays(path: str) -> None:
+    """Until there is a file `path`.go."""
+    jobs.note(path, "begun")
+    while not os.path.exists(f"{path}.go"):
+        time.sleep(0.01)
 
 
 class Noted:
@@ -559,6 +575,34 @@ def test_w34a_a_caller_is_told_by_the_worker_that_the_call_does_not_begin(plante
             planted.release()
             assert await module.within_time(1) == await module.plain_within_time(1) == 42
             assert lines(planted.log) == [f"importing {module.__name__}"], "it was imported once, and nothing began"
+
+    run(main)
+
+
+@pytest.mark.usefixtures("told_soon")
+def test_w34a_a_call_that_waits_for_a_thread_after_its_import_is_in_line_again(planted: Planted, scale: float) -> None:
+    """Its timeout had begun, and its caller knows when it would have ended."""
+    patience = 5.0 if scale >= 1 else 2.0  # of its caller, after that
+    module = planted.module()
+    path = str(planted.folder / "crowd")
+
+    async def main() -> None:
+        async with one_worker():
+            crowd = [asyncio.create_task(stays(path)) for _ in range(THREADS - 1)]
+            try:
+                await until(lambda: len(lines(path)) == THREADS - 1)
+                waiting = asyncio.create_task(number_within_time(module.Value(1)))
+                await until(lambda: planted.begun)
+                crowd.append(asyncio.create_task(stays(path)))
+                await until(lambda: len(lines(path)) == THREADS)
+                await asyncio.sleep(0.8)  # the worker has said by now when the timeout ends
+                planted.release()
+                await asyncio.sleep(patience + 1)
+                assert not waiting.done()
+            finally:
+                jobs.note(f"{path}.go", "go")
+            assert await waiting == 42
+            await asyncio.gather(*crowd)
 
     run(main)
 

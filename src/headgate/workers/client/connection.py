@@ -346,10 +346,10 @@ class Connection:
         session = self.session
         self._heard = clock.now()
         if message.HasField("pulse") and self._timed:
-            for timed in message.pulse.timed:
-                told = session.sent.get(timed.number)
-                if told is not None:
-                    told.due = self._heard + timed.left / 1000
+            left = {timed.number: timed.left / 1000 for timed in message.pulse.timed}
+            for call in self._timed:
+                # A call that it does not name is in line, perhaps again: after an import it waits for a thread place.
+                call.due = self._heard + left[call.number] if call.number in left else None
         answers = session.receive(message)
         if session.bulk.resent:
             self._lent.take_resent()
