@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import importlib
 import os
 import sys
@@ -54,6 +55,10 @@ async def within_time(number): return VALUE + number
 @routine
 async def items(number):
     yield VALUE + number
+
+def read_with_the_gil(path):
+    from tests.integration.workers.test_imports import read_with_the_gil
+    read_with_the_gil(path)
 
 def wait_for(path):
     while not Path(path).exists():
@@ -160,6 +165,29 @@ def stays(path: str) -> None:
     jobs.note(path, "begun")
     while not os.path.exists(f"{path}.go"):
         time.sleep(0.01)
+
+
+def read_with_the_gil(path: str) -> None:
+    """Until something is written to this pipe."""
+    pipe = os.open(path, os.O_RDWR)  # so that it opens without a writer
+    ctypes.PyDLL(None).read(pipe, ctypes.create_string_buffer(1), 1)
+    os.close(pipe)
+
+
+@routine
+async def holds_the_lock(path: str) -> int:
+    jobs.note(f"{path}.begun", "begun")
+    read_with_the_gil(path)
+    return 42
+
+
+@routine
+async def holds_the_lock_again_and_again(path: str) -> None:
+    """Until there is a file `path`.go."""
+    jobs.note(path, "begun")
+    while not os.path.exists(f"{path}.go"):  # noqa: ASYNC240 - it blocks anyway
+        jobs.sleep_with_the_gil(2.0)
+        await asyncio.sleep(0.02)
 
 
 class Noted:
@@ -603,6 +631,60 @@ def test_w34a_a_call_that_waits_for_a_thread_after_its_import_is_in_line_again(p
                 jobs.note(f"{path}.go", "go")
             assert await waiting == 42
             await asyncio.gather(*crowd)
+
+    run(main)
+
+
+@pytest.mark.usefixtures("told_soon")
+@pytest.mark.parametrize("holder", ["import", "routine"])
+def test_w34a_a_call_that_came_while_the_lock_was_held_does_not_begin_when_it_was_given_up(
+    planted: Planted, holder: str
+) -> None:
+    """The worker reads it when the lock is free, and the cancellation behind it."""
+    module = planted.module("read_with_the_gil(GO)" if holder == "import" else "pass")
+    path = str(planted.folder / "noted")
+    os.mkfifo(planted.go)
+
+    async def main() -> None:
+        async with one_worker() as pool:
+            before = pids(pool)
+            if holder == "import":
+                first = asyncio.create_task(module.coroutine(1))
+                await until(lambda: planted.begun)
+            else:
+                assert await module.coroutine(1) == 42
+                first = asyncio.create_task(holds_the_lock(planted.go))
+                await until(lambda: lines(f"{planted.go}.begun"))
+            await asyncio.sleep(0.3)  # nothing can say when it holds the lock
+            calls = []
+            for _ in range(5):
+                calls.append(asyncio.create_task(module.within_time(Noted(path))))
+                await asyncio.sleep(0.02)  # each in a message of its own
+            errors = await asyncio.gather(*calls, return_exceptions=True)
+            assert [type(error) for error in errors] == [RoutineTimeout] * 5
+            planted.release()
+            assert await first == 42
+            assert await module.within_time(Noted(path)) == 42
+            assert (lines(path), pids(pool)) == (["begun"], before)
+
+    run(main)
+
+
+def test_w34a_calls_begin_also_if_the_lock_is_held_again_and_again(planted: Planted) -> None:
+    """Until the worker has read for long enough without being interrupted, it might never begin them."""
+    path = str(planted.folder / "holder")
+
+    async def main() -> None:
+        async with one_worker():
+            holder = asyncio.create_task(holds_the_lock_again_and_again(path))
+            await until(lambda: lines(path))
+            try:
+                async with asyncio.timeout(15):
+                    assert await jobs.add(1, 2) == 3
+                assert not holder.done()
+            finally:
+                jobs.note(f"{path}.go", "go")
+            await holder
 
     run(main)
 

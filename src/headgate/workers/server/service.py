@@ -80,6 +80,7 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
             on_threads=self._threads_changed,
             per_client=self.options.channel.max_concurrent_streams,
             total=concurrency,
+            behind=lambda: self._watch.behind(),
         )
         self.retiring: bool = False
         """Is it stopping because calls that nobody waits for hold all its threads?"""

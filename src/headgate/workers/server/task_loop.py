@@ -89,6 +89,7 @@ class TaskLoop:
         on_threads: Callable[[bool], None] | None = None,
         per_client: int | None = None,
         total: int | None = None,
+        behind: Callable[[], float] | None = None,
     ) -> None:
         rests.listen()
         self.loop: asyncio.AbstractEventLoop = loop or asyncio.new_event_loop()
@@ -114,6 +115,8 @@ class TaskLoop:
         self.clean: contextvars.Context = contextvars.Context()
         """The Context in which calls begin: nothing of one may be seen by the next."""
         self._awake = False
+        self._behind = behind  # for how many seconds the server still reads what came while it had no turn
+        self._catching_up = False
         self._slice = FIRST  # how many calls to begin in one turn
         self._began = 0
         self._began_at = 0.0
@@ -266,9 +269,10 @@ class TaskLoop:
     def _tick(self) -> None:
         self.asked = None
 
-    def _drain(self) -> None:
+    def _drain(self, *, caught_up: bool = False) -> None:
         """Begin submitted calls, as many as fit into a turn of the loop. The others can still be taken back."""
         self._awake = False
+        may_begin = caught_up or not self._waits_for_server()
         now = clock.now()
         if self._began:
             took = (now - self._began_at) / self._began  # seconds a call, in the turn before
@@ -288,7 +292,7 @@ class TaskLoop:
         turns = self._turns
         if turns is not None:
             turns.queue(incoming)
-        while self._began < self._slice and self._executing < EXECUTING:
+        while may_begin and self._began < self._slice and self._executing < EXECUTING:
             try:
                 running = incoming.popleft() if turns is None else turns.pop()
             except IndexError:
@@ -316,10 +320,22 @@ class TaskLoop:
             self._began += 1
         if self._cancels or self._abandoned:
             self._cancel_asked()
-        if (incoming or (turns is not None and turns.ready)) and self._executing < EXECUTING:
+        if may_begin and (incoming or (turns is not None and turns.ready)) and self._executing < EXECUTING:
             self._wake_here()
         else:
             self._began = 0  # the calls that come next may be quite different
+
+    def _waits_for_server(self) -> bool:
+        """Whether no call may begin yet, because its cancellation may be in a message that is still to be read."""
+        if not self._catching_up and self._behind is not None and (behind := self._behind()) > 0.0:
+            self._catching_up = True
+            self.loop.call_later(behind, self._caught_up, context=self.clean)
+        return self._catching_up
+
+    def _caught_up(self) -> None:
+        # Without another look: if the server has no turn again and again, calls must begin all the same.
+        self._catching_up = False
+        self._drain(caught_up=True)
 
     def _wake_here(self) -> None:
         if not self._awake:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _BEAT = 0.25
 _NO_TURN = 1.75  # seconds without a check, after which the stacks are worth a warning
+CATCH_UP = 0.2
+"""Seconds in which a server that had no turn for long reads what came meanwhile, before other calls begin."""
 _log = logging.getLogger("headgate.workers")
 
 
@@ -35,6 +37,7 @@ class Watch:
         self._named: object = None  # what was last named as holding the loop
         self._told = 0.0
         self._looked = 0.0
+        self._caught_up = 0.0  # when what came without a turn has been read
         self._orphans = Orphans(lambda: service.tasks.busy)
 
     def begin(self) -> None:
@@ -50,8 +53,22 @@ class Watch:
             self._timer = None
         stack_dumps.cancel()
 
+    def behind(self) -> float:
+        """Return for how many seconds calls may not begin. Above 0: the server had no turn for long, until just now,
+        and callers who gave up meanwhile say so in messages that are still to be read. Thread-safe."""
+        now = clock.now()
+        if self._timer is not None:
+            self._note_turn(now)
+        return max(0.0, self._caught_up - now)
+
+    def _note_turn(self, now: float) -> None:
+        if now - self._looked > _NO_TURN:
+            self._caught_up = now + CATCH_UP
+
     def _look(self) -> None:
         tasks = self._service.tasks
+        now = clock.now()
+        self._note_turn(now)
         self._orphans.begin()
         if not self._service.is_awaited:
             self._timer = None
@@ -60,7 +77,6 @@ class Watch:
             return
         # First of all: an error below must not end the checks, and with them the reports to clients.
         self._timer = asyncio.get_running_loop().call_later(_BEAT, self._look)
-        now = clock.now()
         stack_dumps.dump_later()
         late = now - self._looked
         # Loading a C extension holds the interpreter's lock for many seconds, and nobody can do anything about that.
