@@ -19,14 +19,15 @@ import pytest
 
 from headgate import ContextVar, PoolClosed, RemoteError, RoutineTimeout, WorkerPool, routine
 from headgate.testing import capture_events
-from headgate.workers.server import task_loop
-from headgate.workers.server.task_loop import THREADS
 from tests.support.workers import jobs
-from tests.support.workers.support import alive, lines, pids, run, states, until
+from tests.support.workers.support import alive, in_flight, lines, pids, run, states, until
 
 pytestmark = pytest.mark.integration
 
 VALUE: ContextVar[Any] = ContextVar("w34a_value", default=None)
+
+THREADS = 32
+"""Number of plain functions that a worker runs at a time."""
 
 MODULE = """
 import asyncio, os, time
@@ -153,18 +154,17 @@ def plain_pid() -> int:
     return os.getpid()
 
 
+@routine(timeout=1.5)
+def number_within_time(value: Any) -> int:
+    return 41 + int(value.number)
+
+
 @routine
 def stays(path: str) -> None:
     """Until there is a file `path`.go."""
     jobs.note(path, "begun")
     while not os.path.exists(f"{path}.go"):
         time.sleep(0.01)
-
-
-@routine
-async def waits_for_imports(seconds: float) -> None:
-    """Have the worker wait so long after the timeout of a call."""
-    task_loop.IMPORT_PATIENCE = seconds  # type: ignore[misc]
 
 
 def read_with_the_gil(path: str) -> None:
@@ -589,31 +589,28 @@ def test_w34a_a_call_whose_import_took_too_long_does_not_begin(planted: Planted)
     run(main)
 
 
-@pytest.mark.parametrize("name", ["within_time", "plain_within_time"])
-def test_w34a_a_caller_is_told_by_the_worker_that_the_call_does_not_begin(planted: Planted, name: str) -> None:
+def test_w34a_a_caller_is_told_by_the_worker_that_the_call_does_not_begin(planted: Planted) -> None:
     """If it gave up by itself, the call could begin until the worker has heard of that."""
     module = planted.module()
 
     async def main() -> None:
         async with one_worker() as pool:
-            await waits_for_imports(0.5)
-            with pytest.raises(RoutineTimeout, match=f"did not begin: importing {module.__name__}"):
-                await getattr(module, name)(Noted(planted.log))
-            [view] = pool.workers()
-            assert view.in_flight == 0
+            calls = [within_time(Noted(planted.log)) for within_time in (module.within_time, module.plain_within_time)]
+            for error in await asyncio.gather(*calls, return_exceptions=True):
+                assert isinstance(error, RoutineTimeout)
+                assert f"did not begin: importing {module.__name__}" in error.message
+            assert in_flight(pool) == 0
             planted.release()
-            assert await getattr(module, name)(1) == 42
+            assert await module.within_time(1) == await module.plain_within_time(1) == 42
             assert lines(planted.log) == [f"importing {module.__name__}"], "it was imported once, and nothing began"
 
     run(main)
 
 
-def test_w34a_a_call_that_waits_for_a_thread_after_its_import_is_in_line_again(
-    planted: Planted, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("told_soon")
+def test_w34a_a_call_that_waits_for_a_thread_after_its_import_is_in_line_again(planted: Planted, scale: float) -> None:
     """Its timeout had begun, and its caller knows when it would have ended."""
-    soon = 3.0
-    monkeypatch.setattr("headgate.workers.client.connection.CONFIRMATION", soon)
+    patience = 5.0 if scale >= 1 else 2.0  # of its caller, after that
     module = planted.module()
     path = str(planted.folder / "crowd")
 
@@ -622,13 +619,13 @@ def test_w34a_a_call_that_waits_for_a_thread_after_its_import_is_in_line_again(
             crowd = [asyncio.create_task(stays(path)) for _ in range(THREADS - 1)]
             try:
                 await until(lambda: len(lines(path)) == THREADS - 1)
-                waiting = asyncio.create_task(module.plain_within_time(1))
+                waiting = asyncio.create_task(number_within_time(module.Value(1)))
                 await until(lambda: planted.begun)
                 crowd.append(asyncio.create_task(stays(path)))
                 await until(lambda: len(lines(path)) == THREADS)
                 await asyncio.sleep(0.8)  # the worker has said by now when the timeout ends
                 planted.release()
-                await asyncio.sleep(soon)
+                await asyncio.sleep(patience + 1)
                 assert not waiting.done()
             finally:
                 jobs.note(f"{path}.go", "go")
