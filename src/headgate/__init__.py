@@ -67,7 +67,15 @@ if TYPE_CHECKING:
     )
     from headgate.integrations.dask import DaskPlacement
     from headgate.integrations.ray import RayPlacement
-    from headgate.resources import CooldownResource, DisableResource, Quota, Resource, ResourcePool, RetryOperation
+    from headgate.resources import (
+        Adaptive,
+        CooldownResource,
+        DisableResource,
+        Quota,
+        Resource,
+        ResourcePool,
+        RetryOperation,
+    )
     from headgate.resources.http_errors import http_errors
     from headgate.stores.postgres import PostgresStore
     from headgate.stores.sqlite import SqliteStore
@@ -124,6 +132,7 @@ if TYPE_CHECKING:
 
 # `from headgate import *` gives these. Not `map`: it would shadow the builtin. `headgate.map` is public all the same.
 __all__ = [
+    "Adaptive",
     "Backpressure",
     "BackpressureContext",
     "BackpressureLike",
@@ -245,6 +254,7 @@ _PACKAGES = {
     "headgate.integrations.dask": ("DaskPlacement",),
     "headgate.integrations.ray": ("RayPlacement",),
     "headgate.resources": (
+        "Adaptive",
         "CooldownResource",
         "DisableResource",
         "Quota",

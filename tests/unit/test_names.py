@@ -93,6 +93,7 @@ RESOURCES = {
     "CooldownResource",
     "DisableResource",
     "PoolExhausted",
+    "Adaptive",
     "Quota",
     "Resource",
     "ResourcePool",

@@ -79,9 +79,9 @@ class Permit:
         if after.at != known.at:
             self.resource.rest(after.seconds, after.reason)
         use = self.use
-        if use is None or use.reservation is None:
+        if use is None or not use.level:
             return
-        if after.spent > known.spent:
+        if after.spent > known.spent and use.reservation is not None:
             use.reservation.spend(after.spent - known.spent)
         engine = use.member.rotation.owner
         if after.told is not None and after.told != known.told and engine is not None:

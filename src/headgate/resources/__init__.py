@@ -12,6 +12,7 @@ TYPE_CHECKING = False  # typing's own, without importing typing
 if TYPE_CHECKING:
     from headgate.core.checks import Affinity
     from headgate.errors import PoolExhausted, UnknownResource
+    from headgate.gate.adaptive import Adaptive
     from headgate.resources.events import (
         HealthShared,
         HealthUnshared,
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
         ResourceDisabled,
         ResourceEnabled,
         ResourceEvent,
+        ResourceLimitChanged,
         ResourceRecovered,
         ResourceReleased,
         ResourceRemoved,
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     )
     from headgate.resources.members import Member
     from headgate.resources.model import (
+        AdaptiveStats,
         Attempt,
         PoolStats,
         Resource,
@@ -45,6 +48,8 @@ if TYPE_CHECKING:
     from headgate.resources.strategies import Strategy, least_latency, primary_backup, round_robin, sticky, weighted
 
 __all__ = [
+    "Adaptive",
+    "AdaptiveStats",
     "Affinity",
     "Attempt",
     "CooldownResource",
@@ -68,6 +73,7 @@ __all__ = [
     "ResourceDisabled",
     "ResourceEnabled",
     "ResourceEvent",
+    "ResourceLimitChanged",
     "ResourcePool",
     "ResourceRecovered",
     "ResourceReleased",
@@ -105,6 +111,7 @@ _MODULES = {
         "ResourceDisabled",
         "ResourceEnabled",
         "ResourceEvent",
+        "ResourceLimitChanged",
         "ResourceRecovered",
         "ResourceReleased",
         "ResourceRemoved",
@@ -112,7 +119,9 @@ _MODULES = {
         "SiblingCancelled",
     ),
     "headgate.core.checks": ("Affinity",),
+    "headgate.gate.adaptive": ("Adaptive",),
     "headgate.resources.model": (
+        "AdaptiveStats",
         "Attempt",
         "PoolStats",
         "Resource",

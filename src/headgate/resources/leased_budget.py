@@ -82,6 +82,11 @@ class LeasedBudget:
             need.setdefault(REQUESTS, 1.0)
         return need
 
+    @property
+    def is_known(self) -> bool:
+        """Whether there is a limit that is configured, or that answers have told some process."""
+        return isinstance(self.quota, Quota) or any(limit is not None for limit in self._limits.values())
+
     def can_ever_allow(self, cost: float) -> bool:
         """Whether a call that costs so many tokens fits into a whole window."""
         if not isinstance(self.quota, Quota):

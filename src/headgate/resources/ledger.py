@@ -77,6 +77,11 @@ class Ledger:
             return cost <= window.burst
         return window is None or isinstance(window, LearnedLimit) or cost <= window.limit
 
+    @property
+    def is_known(self) -> bool:
+        """Whether there is a limit that is configured, or that answers have told."""
+        return any(not isinstance(window, LearnedLimit) or window.is_told for window in self.windows.values())
+
     def needs_probe(self) -> bool:
         """Whether nothing is known before a call has asked."""
         return self.quota == LEARN and not self.heard
