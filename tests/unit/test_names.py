@@ -90,10 +90,10 @@ TASKS = {
 }
 STORES = {"PostgresStore", "SqliteStore"}
 RESOURCES = {
+    "Adaptive",
     "CooldownResource",
     "DisableResource",
     "PoolExhausted",
-    "Adaptive",
     "Quota",
     "Resource",
     "ResourcePool",

@@ -6,6 +6,7 @@ import asyncio
 import copy
 import logging
 import pickle
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +25,7 @@ from headgate import (
     http_errors,
 )
 from headgate.errors import InvalidArgument, WorkerLost
-from headgate.resources import AdaptiveStats
+from headgate.resources import AdaptiveStats, ResourceLimitChanged
 from headgate.sharing.memory import SharedMemory
 from headgate.testing import capture_events, settle, virtual
 from tests.support.resources.providers import Capacity, Measured, Provider, keep_busy
@@ -252,12 +253,12 @@ async def test_l04_nothing_else_cuts_and_no_error_counts_as_a_success(
     pool, gate = adaptive(classify=classify, cancel_siblings=False), Gate()
     calls = [
         asyncio.ensure_future(pool.run(gate, wait_for_capacity=True, retry_delay=0, affinity="a", max_attempts=1))
-        for _ in range(4)
+        for _ in range(12)
     ]
     await settle()
     for number in range(4):
         gate.finish(number, error())
-    await settle()
+        await settle()
     assert limit(pool) == 4
     assert about(pool).cuts == 0
     await gone(*calls)
@@ -490,6 +491,7 @@ async def test_l04_while_no_header_tells_a_quota_refusals_teach_the_limit_and_no
     measured = provider.measured()
     assert measured.busy >= 0.90
     assert measured.refused <= 0.02
+    assert pool.snapshot()["k"]["quota"]["left"] == {"requests": None}, "no rate was made of it"
 
 
 # -- looking -----------------------------------------------------------------------------------------------------------
@@ -602,3 +604,133 @@ def test_l04_three_processes_keep_one_provider_busy_together(
     measured = virtual(measure)(capacity, latency, 60, processes=3)
     assert measured.busy >= busy
     assert measured.refused <= refused
+
+
+# -- what processes share ----------------------------------------------------------------------------------------------
+
+
+def process(place: SharedMemory, policy: Any = "adaptive", **options: Any) -> ResourcePool[str]:
+    """A pool as another process has it."""
+    return ResourcePool([Resource("k", "secret", policy)], name="keys", store=place.member(), **options)
+
+
+@virtual
+async def test_l04_a_cut_in_one_process_is_a_cut_in_all_and_one_storm_is_one_cut() -> None:
+    place, gates = SharedMemory(), [Gate() for _ in range(3)]
+    pools = [process(place, Adaptive(start=30)) for _ in gates]
+    calls = [one for pool, gate in zip(pools, gates, strict=True) for one in await fill(pool, gate, 10)]
+    await asyncio.sleep(1)
+    assert [len(gate.uses) for gate in gates] == [10, 10, 10]
+    for gate in gates:  # all three meet the same storm
+        gate.finish(9, CooldownResource())
+        await asyncio.sleep(0.001)
+    after = limit(pools[0]) or 0
+    assert 8 <= after <= 24
+    assert [(limit(pool), about(pool).cuts) for pool in pools] == [(after, 1)] * 3
+    calls += [one for pool, gate in zip(pools, gates, strict=True) for one in await fill(pool, gate, 20)]
+    for gate in gates:
+        for number in range(9):
+            gate.finish(number)
+    await asyncio.sleep(1)
+    assert sum(pool.snapshot()["k"]["in_flight"] for pool in pools) == after, "all keep the new limit together"
+    await gone(*calls)
+
+
+@virtual
+async def test_l04_permits_above_a_new_limit_are_given_back_though_nobody_waits_for_them() -> None:
+    place, gates = SharedMemory(), [Gate() for _ in range(3)]
+    pools = [process(place, Adaptive(start=30)) for _ in gates]
+    calls = [one for pool, gate in zip(pools, gates, strict=True) for one in await fill(pool, gate, 10)]
+    await asyncio.sleep(1)
+    gates[0].finish(9, CooldownResource())
+    for gate in gates:
+        for use in gate.uses:
+            if not use.done():
+                use.set_result("ok")
+    await asyncio.sleep(1)
+    after = limit(pools[0]) or 0
+    assert after < 30
+    calls += [one for pool, gate in zip(pools, gates, strict=True) for one in await fill(pool, gate, 10)]
+    assert sum(pool.snapshot()["k"]["in_flight"] for pool in pools) <= after, "at once, and not when others have asked"
+    await gone(*calls)
+
+
+@virtual
+async def test_l04_a_process_that_uses_only_its_part_does_not_prove_that_all_is_used() -> None:
+    place, gate = SharedMemory(), Gate()
+    one, other = process(place, Adaptive(start=12)), process(place, Adaptive(start=12))
+    idle = await fill(other, gate, 8)
+    work = Gate()
+    for _ in range(6):  # its four permits are in use, and the others are with a process that does nothing
+        calls = await fill(one, work, 4)
+        await gone(*idle)
+        for use in work.uses:
+            if not use.done():
+                use.set_result("ok")
+        await asyncio.gather(*calls)
+    assert (limit(one), limit(other)) == (12, 12)
+
+
+@virtual
+async def test_l04_a_rise_is_followed_by_all() -> None:
+    place, gate = SharedMemory(), Gate()
+    busy, idle = process(place, Adaptive(start=2)), process(place, Adaptive(start=2))
+    calls = await fill(busy, gate, 30)
+    for _ in range(3):
+        for use in list(gate.uses):
+            if not use.done():
+                use.set_result("ok")
+        await asyncio.sleep(1)
+    assert (limit(busy), limit(idle)) == (16, 16)
+    late = process(place, Adaptive(start=2))
+    assert limit(late) == 16, "and by one that comes later"
+    await gone(*calls)
+
+
+@virtual
+async def test_l04_an_event_says_that_another_process_cut_the_limit() -> None:
+    place, gate = SharedMemory(), Gate()
+    one, other = process(place, Adaptive(start=10)), process(place, Adaptive(start=10))
+    calls = await fill(one, gate, 10)
+    with capture_events("resources.health") as events:
+        gate.finish(9, CooldownResource(reason="429"))
+        await asyncio.sleep(1)
+        for thread in threading.enumerate():
+            if thread.name == "headgate-reports":
+                thread.join(10)
+    changed = events.of(ResourceLimitChanged)
+    assert sorted((event.limit, event.old_limit, event.from_another_process) for event in changed) == [
+        (8, 10, False),
+        (8, 10, True),
+    ]
+    assert status(other, "k") == "healthy", "only the process that was refused rests"
+    assert about(other).refused_at == 10
+    await gone(*calls)
+
+
+@virtual
+async def test_l04_a_fixed_limit_of_another_process_counts_if_it_is_lower() -> None:
+    place, gates = SharedMemory(), [Gate(), Gate()]
+    pools = [process(place, Adaptive(start=10)), process(place, 5)]
+    calls = [one for pool, gate in zip(pools, gates, strict=True) for one in await fill(pool, gate, 20)]
+    await asyncio.sleep(1)
+    for use in list(gates[0].uses):
+        use.set_result("ok")
+    await asyncio.sleep(1)
+    assert sum(pool.snapshot()["k"]["in_flight"] for pool in pools) == 5
+    await gone(*calls)
+
+
+@virtual
+async def test_l04_what_was_learned_survives_the_loss_of_the_shared_state() -> None:
+    place, gate = SharedMemory(), Gate()
+    one, other = process(place, Adaptive(start=10)), process(place, Adaptive(start=10))
+    calls = await fill(one, gate, 10)
+    gate.finish(9, CooldownResource())
+    await asyncio.sleep(1)
+    place.texts.clear()
+    await gone(*calls[:9])
+    assert await other.run(ident, wait_for_capacity=True, within=60) == "k"
+    third = process(place, Adaptive(start=10))
+    assert [limit(pool) for pool in (one, other, third)] == [8, 8, 8]
+    await gone(*calls)
