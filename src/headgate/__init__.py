@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from headgate.integrations.dask import DaskPlacement
     from headgate.integrations.ray import RayPlacement
     from headgate.resources import (
+        Adaptive,
         CooldownResource,
         Cost,
         DisableResource,
@@ -133,6 +134,7 @@ if TYPE_CHECKING:
 
 # `from headgate import *` gives these. Not `map`: it would shadow the builtin. `headgate.map` is public all the same.
 __all__ = [
+    "Adaptive",
     "Backpressure",
     "BackpressureContext",
     "BackpressureLike",
@@ -256,6 +258,7 @@ _PACKAGES = {
     "headgate.integrations.dask": ("DaskPlacement",),
     "headgate.integrations.ray": ("RayPlacement",),
     "headgate.resources": (
+        "Adaptive",
         "CooldownResource",
         "Cost",
         "DisableResource",

@@ -17,12 +17,23 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 
 import headgate
-from headgate import CooldownResource, Cost, PoolExhausted, Quota, Resource, ResourcePool, TaskHandle, TaskPool
+from headgate import (
+    Adaptive,
+    CooldownResource,
+    Cost,
+    PoolExhausted,
+    Quota,
+    Resource,
+    ResourcePool,
+    TaskHandle,
+    TaskPool,
+)
 from headgate.integrations import asgi
 from headgate.integrations.anthropic import client as anthropic_client
 from headgate.integrations.httpx import RotatingSyncTransport, RotatingTransport
 from headgate.integrations.openai import client as openai_client
 from headgate.resources import (
+    AdaptiveStats,
     Affinity,
     GuidedPicker,
     Learner,
@@ -132,6 +143,10 @@ async def main() -> None:
     assert_type(by_list.run_sync(lambda resource: len(resource.value)), int)
     assert_type(by_list.stats(), PoolStats)
     assert_type(await by_list.add("c", "sk-ccc", max_in_flight=2), Resource[str])
+    assert_type(await by_list.add("d", "sk-ddd", max_in_flight="adaptive"), Resource[str])
+    found = ResourcePool([Resource("e", "sk-eee", Adaptive(most=50))], max_in_flight="adaptive")
+    assert_type(found.snapshot()["e"]["max_in_flight"], int | None)
+    assert_type(found.stats().resources["e"].adaptive, AdaptiveStats | None)
     await by_list.add(Resource("d", "sk-ddd"))
     await by_list.reconcile({"a": "sk-aaa"})
     try:

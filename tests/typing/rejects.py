@@ -10,6 +10,7 @@ pool: ResourcePool[str] = ResourcePool([Resource("a", "sk-aaa")])
 ResourcePool([Resource("a", 1)], max_attempts="3")  # type: ignore[call-overload]
 ResourcePool([Resource("a", 1)], strategy=headgate.Resource)  # type: ignore[call-overload]
 Resource(1, "value")  # type: ignore[arg-type]
+Resource("a", "value", "adaptiv")  # type: ignore[arg-type]
 Resource("a", "value", status="ill")  # type: ignore[arg-type]
 Resource("a", "value", quota=60)  # type: ignore[arg-type]
 Resource("a", "value", quota=["learn"])  # type: ignore[list-item]

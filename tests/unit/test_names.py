@@ -91,6 +91,7 @@ TASKS = {
 }
 STORES = {"PostgresStore", "SqliteStore"}
 RESOURCES = {
+    "Adaptive",
     "CooldownResource",
     "Cost",
     "DisableResource",

@@ -216,8 +216,7 @@ async def _serve(options: argparse.Namespace, rules: ProxyRules, keys: Keys, mad
 
 def _allowed(keys: Keys) -> int:
     """As many requests at a time as the keys allow; 100 if one of them has no limit."""
-    limits = [fields.get("max_in_flight") for fields in keys.fields.values()]
-    return sum(limit or 0 for limit in limits) if all(limits) else 100
+    return keys.most_in_flight or 100
 
 
 def _tell(server: ProxyServer, rules: ProxyRules, made: str | None, as_json: bool) -> None:

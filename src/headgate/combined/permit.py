@@ -80,9 +80,9 @@ class Permit:
         if after.at != known.at:
             self.resource.rest(after.seconds, after.reason)
         use = self.use
-        if use is None or use.reservation is None:
+        if use is None or not use.level:
             return
-        if after.spent is not None and after.spent != known.spent:
+        if after.spent is not None and after.spent != known.spent and use.reservation is not None:
             spent = Spent(*after.spent)
             use.reservation.spend(spent if known.spent is None else spent.since(Spent(*known.spent)))
         engine = use.member.rotation.owner

@@ -120,7 +120,7 @@ class Verdicts:
         """The function returned: what the task is to end with instead, if the classifier finds a signal; else None."""
         resources, use = self._resources, permit.use
         if resources is not None and use is not None:
-            if use.reservation is not None:
+            if use.level:
                 resources.answered(use, result)
             judges = resources.classifies and not isinstance(task.fn, StreamBody)
             if judges and (signal := resources.judged(use, result)) is not None:

@@ -55,18 +55,6 @@ def checked_shared_name(name: object) -> str:
     return name
 
 
-def checked_max_in_flight(max_in_flight: object) -> int | None:
-    """Return a limit of uses, or raise InvalidArgument."""
-    if max_in_flight is None:
-        return None
-    if not isinstance(max_in_flight, int) or isinstance(max_in_flight, bool) or max_in_flight < 1:
-        raise InvalidArgument(
-            f"max_in_flight must be >= 1 or None, got {max_in_flight!r}",
-            remedy="Pass a whole number, 1 for exclusive use, or None for no limit.",
-        )
-    return max_in_flight
-
-
 def checked_names(parameter: str, names: object) -> frozenset[str]:
     """A set of names (tags or ids), or InvalidType."""
     if isinstance(names, str) or not isinstance(names, Iterable):

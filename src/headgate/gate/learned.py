@@ -163,6 +163,11 @@ class LearnedLimit:
         """Whether an answer has said what is left."""
         return self._level is not None
 
+    @property
+    def is_told(self) -> bool:
+        """Whether an answer has said how much there is. What refusals alone have shown is a guess."""
+        return self.limit is not None and not self._inferred
+
     def _conclude(self) -> None:
         """Draw the conclusions from what was learned: the rate and the kind."""
         self.rate = None if self.limit is None else self._likely_rate(self.limit)

@@ -163,7 +163,7 @@ class RequestCall:
         """
         if use.reservation is not None:
             self._usage = UsageReader()
-        if use.member.sharing.account is not None or may_be_spent(headers.raw):
+        if use.level or may_be_spent(headers.raw):
             self._engine.hear(use, Answer(status, headers))
 
     def saw(self, chunk: bytes) -> None:

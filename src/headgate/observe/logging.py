@@ -275,6 +275,20 @@ def _enabled(event: Any) -> tuple[object, ...]:
     return "%s: %s is enabled", event.pool, event.resource_id
 
 
+def _limit_changed(event: Any) -> tuple[object, ...]:
+    if event.refused_at is None:
+        return (
+            "%s: %s takes %d calls at a time, up from %d",
+            event.pool,
+            event.resource_id,
+            event.limit,
+            event.old_limit,
+        )
+    reason = _in_one_line(event.reason) or "no reason given"
+    text = "%s: %s takes %d calls at a time: one was refused at %d: %s"
+    return text, event.pool, event.resource_id, event.limit, event.refused_at, reason
+
+
 def _unshared(event: Any) -> tuple[object, ...]:
     return "%s: health is not shared with other processes for now: %s", event.pool, _in_one_line(event.reason)
 
@@ -288,6 +302,7 @@ _SENTENCES: dict[str, tuple[str, Callable[[Any], tuple[object, ...]]]] = {
     "resource_disabled": ("WARNING", _disabled),
     "resource_recovered": ("INFO", _recovered),
     "resource_enabled": ("INFO", _enabled),
+    "resource_limit_changed": ("DEBUG", _limit_changed),
     "health_unshared": ("WARNING", _unshared),
     "health_shared": ("INFO", _shared),
 }

@@ -154,6 +154,20 @@ def _resources(to: _Families, view: dict[str, Any], pool: str, history: PoolHist
         to.count(f"headgate_resource_{name}", f"{name.replace('_', ' ').capitalize()}.", view[name], pool=pool)
     for outcome in _OUTCOMES:
         to.count("headgate_resource_runs", "Calls.", view[f"runs_{outcome}"], pool=pool, outcome=outcome)
+    for row in view["resources"]:
+        label, adaptive = history.labels.of(row["id"]), row.get("adaptive")
+        if label != OTHER and row["max_in_flight"] is not None:
+            limit = "Uses there may be at a time; an adaptive limit as it is now."
+            to.gauge("headgate_resource_limit", limit, row["max_in_flight"], pool=pool, resource=label)
+        if label != OTHER and adaptive is not None:
+            for bound in ("least", "most"):
+                about = f"The {bound} that an adaptive limit may be."
+                to.gauge(f"headgate_resource_limit_{bound}", about, adaptive[bound], pool=pool, resource=label)
+            cuts = "Cuts of an adaptive limit because of refusals."
+            to.count("headgate_resource_limit_cuts", cuts, adaptive["cuts"], pool=pool, resource=label)
+            if adaptive["refused_at"] is not None:
+                about = "Calls that were in flight at the last cut."
+                to.gauge("headgate_resource_refused_at", about, adaptive["refused_at"], pool=pool, resource=label)
     flights, rests = _folded(view, history.labels)
     for label, number in flights.items():
         to.gauge("headgate_resource_in_flight", "Uses at this moment.", number, pool=pool, resource=label)

@@ -12,6 +12,7 @@ TYPE_CHECKING = False  # typing's own, without importing typing
 if TYPE_CHECKING:
     from headgate.core.checks import Affinity
     from headgate.errors import PoolExhausted, UnknownResource
+    from headgate.gate.adaptive import Adaptive
     from headgate.resources.costs import Cost
     from headgate.resources.events import (
         HealthShared,
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
         ResourceDisabled,
         ResourceEnabled,
         ResourceEvent,
+        ResourceLimitChanged,
         ResourceRecovered,
         ResourceReleased,
         ResourceRemoved,
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     )
     from headgate.resources.members import Member
     from headgate.resources.model import (
+        AdaptiveStats,
         Attempt,
         PoolStats,
         QuotaSnapshot,
@@ -48,6 +51,8 @@ if TYPE_CHECKING:
     from headgate.resources.strategies import Strategy, least_latency, primary_backup, round_robin, sticky, weighted
 
 __all__ = [
+    "Adaptive",
+    "AdaptiveStats",
     "Affinity",
     "Attempt",
     "CooldownResource",
@@ -73,6 +78,7 @@ __all__ = [
     "ResourceDisabled",
     "ResourceEnabled",
     "ResourceEvent",
+    "ResourceLimitChanged",
     "ResourcePool",
     "ResourceRecovered",
     "ResourceReleased",
@@ -111,6 +117,7 @@ _MODULES = {
         "ResourceDisabled",
         "ResourceEnabled",
         "ResourceEvent",
+        "ResourceLimitChanged",
         "ResourceRecovered",
         "ResourceReleased",
         "ResourceRemoved",
@@ -118,7 +125,9 @@ _MODULES = {
         "SiblingCancelled",
     ),
     "headgate.core.checks": ("Affinity",),
+    "headgate.gate.adaptive": ("Adaptive",),
     "headgate.resources.model": (
+        "AdaptiveStats",
         "Attempt",
         "PoolStats",
         "QuotaSnapshot",

@@ -37,6 +37,8 @@ class Budget(Protocol):
 
     @property
     def wants_exchange(self) -> bool: ...
+    @property
+    def is_known(self) -> bool: ...
     def need(self, cost: AnyCost) -> dict[str, float]: ...
     def can_ever_allow(self, need: Need) -> bool: ...
     def allows(self, need: Need, now: float, *, paced: bool = True) -> bool: ...
@@ -142,6 +144,11 @@ class Account:
         if any(waits):
             return 0.0
         return None if self.shared is None else min(self.shared.askers.values(), key=float, default=None)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether its limits are configured, or were learned from the headers of answers."""
+        return self.budget.is_known
 
     @property
     def is_short(self) -> bool:

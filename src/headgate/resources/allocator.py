@@ -241,8 +241,8 @@ class Allocator:
             engine.finish_plain(use, attempts, effects)
 
     def answered(self, use: Use, result: object) -> None:
-        """Learn what the result of a task says about the quota of its resource."""
-        self.engine.hear(use, result)
+        """Learn what the result of a task says about the limits of its resource."""
+        self.engine.answered(use, result)
 
     def failed(self, use: Use, error: BaseException) -> Signal | None:
         """End a use whose function raised `error`. Returns the signal to try again on, or None if there is none."""

@@ -59,6 +59,19 @@ class Enable:
 
 
 @dataclass(frozen=True, slots=True)
+class Limit:
+    """An adaptive limit has changed."""
+
+    resource_id: str
+    limit: int
+    old: int = field(default=0, compare=False)
+    refused_at: int | None = field(default=None, compare=False)
+    """How many calls were in flight when the provider refused one; None: it has grown."""
+    member: Member | None = field(default=None, repr=False, compare=False)
+    use: Use | None = field(default=None, repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Tell:
     """Something is to be told to other processes that users are not told of: a count was cleared, a permit is free."""
 
@@ -93,5 +106,5 @@ class Watch:
     ticket: WaitTicket
 
 
-Effect = Cool | Disable | Recover | Enable | Tell | Cancel | Serve | Starve | Watch
+Effect = Cool | Disable | Recover | Enable | Limit | Tell | Cancel | Serve | Starve | Watch
 Effects = list[Effect]

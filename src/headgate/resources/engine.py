@@ -46,6 +46,7 @@ from headgate.resources.effects import (
     Effect,
     Effects,
     Enable,
+    Limit,
     Recover,
     Serve,
     Starve,
@@ -69,6 +70,9 @@ from headgate.sharing.link import send_due
 if TYPE_CHECKING:
     from headgate.resources.shared_health import SharedHealth
 
+Change = Cool | Disable | Recover | Enable | Limit
+"""What users are told of a resource."""
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -78,6 +82,8 @@ _abandoned: deque[Use | WaitTicket] = deque()
 
 _SIBLING, _TIMEOUT = "sibling", "timeout"
 _TOO_MANY = 429
+_REFUSED = frozenset({_TOO_MANY, 503, 529})
+"""The statuses by which a provider says that it takes no more calls now."""
 _LAG = 0.05  # seconds; a timer that is later than this means that the event loop stood still
 _LATE = 0.01  # seconds from the reservation of a quota to the begin of its use; windows leave room for no more
 MOST_ASKED = 4
@@ -171,8 +177,8 @@ class Engine(Generic[T]):
                             require_operation(operation)
                         raise
                 else:
-                    if use.reservation is not None:
-                        self.hear(use, result)
+                    if use.level:
+                        self.answered(use, result)
                     signal = None if self.classify is None else self.classified(result)
                     if signal is None:
                         try:
@@ -398,7 +404,8 @@ class Engine(Generic[T]):
             return self._interrupted(use, steered, plan)
         if use.reservation is not None:
             use.reservation.has_failed = True
-            self.hear(use, error)
+        if use.level:
+            self.answered(use, error)
         signal, alone = signal_in(error)
         classify = classify or self.classify
         if signal is None and isinstance(error, Exception) and classify is not None:
@@ -459,6 +466,8 @@ class Engine(Generic[T]):
 
     def succeed(self, use: Use, outcome: events.UsageOutcome = "ok") -> None:
         """End a use that found its resource fine."""
+        if outcome != "ok" and not use.is_refused:
+            use.level = 0  # an adaptive limit grows by what succeeded
         with lock:
             effects = self.rotation.ok(use, clock.now())
         self.carry_out(effects)
@@ -466,8 +475,17 @@ class Engine(Generic[T]):
 
     # -- quotas -------------------------------------------------------------------------------------------------------
 
+    def answered(self, use: Use, outcome: object) -> None:
+        """Learn what the outcome of a use says about its quota and about its adaptive limit."""
+        if use.reservation is not None:
+            self.hear(use, outcome)
+        elif use.member.sharing.adaptive is not None:
+            use.is_refused = use.is_refused or status_of(outcome) in _REFUSED
+
     def hear(self, use: Use, answer: object) -> None:
-        """Learn what the answer to a use says about its quota: a response, an error, or headers."""
+        """Learn what the answer to a use says about its limits: a response, an error, or headers."""
+        if use.level and use.member.sharing.adaptive is not None:
+            use.is_refused = use.is_refused or status_of(answer) in _REFUSED
         self._hear(use.member.resource, use, answer)
 
     def heard(self, resource: Resource[Any], answer: object) -> None:
@@ -514,6 +532,8 @@ class Engine(Generic[T]):
         with lock:
             now = clock.now()
             reservation = None if use is None else use.reservation
+            if use is not None and not limits and use.member.sharing.adapts is not None:
+                refusal = None  # the adaptive limit learns from it: one refusal must not be explained twice
             account.hear(reservation, () if limits is None else limits.limits, now, refusal)
             effects = self.rotation.quota_changed(account, now)
         self.carry_out(effects)
@@ -647,7 +667,7 @@ def begin(effects: Effects, reason: str | None) -> Callable[[], None] | None:
     touched: set[Engine[Any]] = set()
     changed: dict[Engine[Any], set[Member]] = {}
     todo: deque[Effect] = deque(effects)
-    news: list[Cool | Disable | Recover | Enable] = []
+    news: list[Change] = []
     while todo:
         effect = todo.popleft()
         if isinstance(effect, Cancel):
@@ -678,9 +698,12 @@ def begin(effects: Effects, reason: str | None) -> Callable[[], None] | None:
     return partial(_report, news, reason) if news else None
 
 
-def _report(news: list[Cool | Disable | Recover | Enable], reason: str | None) -> None:
+def _report(news: list[Change], reason: str | None) -> None:
     for effect in news:
         engine = _engine(effect.member)
+        if isinstance(effect, Limit):
+            engine.reporter.limit_changed(effect, reason)
+            continue
         engine.reporter.health_changed(effect, reason)
         if isinstance(effect, Disable):
             engine.tell_followers()

@@ -104,6 +104,34 @@ class ResourceEnabled(ResourceEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ResourceLimitChanged(ResourceEvent):
+    """An adaptive `max_in_flight` was cut, because the provider refused a call, or has grown."""
+
+    name: ClassVar[str] = "resource_limit_changed"
+    topic: ClassVar[str] = HEALTH.name
+
+    resource_id: str
+    limit: int
+    old_limit: int
+    refused_at: int | None = None
+    """How many calls were in flight when one was refused; None: the limit has grown."""
+    reason: str | None = None
+    """Of the refusal."""
+    usage: Usage | None = None
+    """The refused call; None: the limit has grown, or another process cut it."""
+
+    @property
+    def request_id(self) -> str | None:
+        """The request id of the call that was refused; None if there was none here."""
+        return None if self.usage is None else self.usage.request_id
+
+    @property
+    def from_another_process(self) -> bool:
+        """True when another process that shares the limit of the pool found it out."""
+        return self.reason == FROM_ANOTHER
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HealthUnshared(ResourceEvent):
     """The store by which processes share the health of resources cannot be reached. The pool goes on by itself."""
 

@@ -1,19 +1,26 @@
 """What processes share about one pool of resources: records of health, and permits. Pure.
 
-The state holds the records of resources that are not healthy (`health`), and for each participant its permits
-(`permits`). A participant tells what it learned since its last message; free permits go to whoever wants some.
+The state holds the records of resources that are not healthy (`health`), the levels of adaptive limits (`levels`), and
+for each participant its permits (`permits`). A participant tells what it learned since its last message, and all its
+levels; free permits go to whoever wants some.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
+from headgate.gate.adaptive import Level
+from headgate.gate.adaptive import join as join_levels
 from headgate.resources.health import UNKNOWN, Outage, Record, is_forgotten, is_same, join
 from headgate.resources.permits import Claim, Share, Wish, claim_of, grant, share_of
 from headgate.sharing.protocol import Turn, mapping, number, row, whole
 
 Claims = dict[str, Claim]
+
+REMEMBERED_LEVEL = 3600.0
+"""Seconds for which the level of an adaptive limit is kept that nobody uses."""
 
 
 class News(NamedTuple):
@@ -23,6 +30,8 @@ class News(NamedTuple):
     wishes: Mapping[str, Wish] = {}
     held: Mapping[str, Wish] = {}
     """Other permits that it has. They count if the state was lost: whoever has spoken has said all that it holds."""
+    levels: Mapping[str, Level] = {}
+    """Of its adaptive limits, all of them: no permit is granted by a bound alone."""
 
 
 class Told(NamedTuple):
@@ -31,6 +40,7 @@ class Told(NamedTuple):
     now: float
     health: Mapping[str, Record]
     shares: Mapping[str, Share]
+    levels: Mapping[str, Level] = {}
 
 
 class State:
@@ -38,6 +48,8 @@ class State:
 
     def __init__(self) -> None:
         self.health: dict[str, Record] = {}
+        self.levels: dict[str, tuple[Level, float]] = {}
+        """Of adaptive limits, and when each was changed last."""
         self.members: dict[str, Claims] = {}
         """What each participant has of the permits."""
 
@@ -60,6 +72,7 @@ class ResourceHealth:
         """Read a state. ValueError for anything that `write` does not write."""
         state = State()
         state.health = {mark: _record(one) for mark, one in mapping(found.get("health")).items()}
+        state.levels = {mark: _level(one) for mark, one in mapping(found.get("levels")).items()}
         for who, claims in mapping(found.get("members")).items():
             state.members[who] = {mark: _claim(one) for mark, one in mapping(claims).items()}
         return state
@@ -67,7 +80,8 @@ class ResourceHealth:
     def write(self, state: State) -> dict[str, Any]:
         """The state as JSON can hold it."""
         members = {who: {mark: list(one) for mark, one in claims.items()} for who, claims in state.members.items()}
-        return {"health": state.health, "members": members}
+        levels = {mark: [*level, at] for mark, (level, at) in state.levels.items()}
+        return {"health": state.health, "levels": levels, "members": members}
 
     def participants(self, state: State) -> Iterable[str]:
         """Those that have taken part."""
@@ -82,6 +96,7 @@ class ResourceHealth:
         wishes: Mapping[str, Wish] = {}
         if news is not None:
             _join(state, turn, news.records)
+            _join_levels(state, turn, news.levels)
             wishes = _claim_permits(state, turn, news)
         _forget_old(state, turn.now)
         if not turn.unheard:
@@ -91,8 +106,8 @@ class ResourceHealth:
         _wake_holders(state, turn, wishes)
         turn.wakes |= {f"{member}/" for member in turn.unheard}
         mine = state.members[turn.me]
-        shares = {mark: share_of(_claims(state, mark), turn.me) for mark in mine}
-        return Told(turn.now, state.health, shares)
+        shares = {mark: share_of(_claims(state, mark), turn.me, _most(state, mark)) for mark in mine}
+        return Told(turn.now, state.health, shares, {mark: level for mark, (level, _) in state.levels.items()})
 
 
 RESOURCE_HEALTH: Final = ResourceHealth()
@@ -108,9 +123,27 @@ def _join(state: State, turn: Turn, records: Mapping[str, Record]) -> None:
             turn.wakes.update(state.members)
 
 
+def _join_levels(state: State, turn: Turn, levels: Mapping[str, Level]) -> None:
+    for mark, level in levels.items():
+        known = state.levels.get(mark)
+        joined = level if known is None else join_levels(known[0], level)
+        if known is None or joined != known[0]:
+            state.levels[mark] = joined, turn.now
+            turn.wakes.update(state.members)
+
+
 def _forget_old(state: State, now: float) -> None:
     for mark in [mark for mark, record in state.health.items() if is_forgotten(record, now)]:
         del state.health[mark]
+    for mark in [mark for mark, (_, at) in state.levels.items() if at + REMEMBERED_LEVEL < now]:
+        if not _claims(state, mark):
+            del state.levels[mark]
+
+
+def _most(state: State, mark: str) -> float:
+    """The adaptive level of a resource; infinite if its limit is not adaptive."""
+    known = state.levels.get(mark)
+    return math.inf if known is None else known[0].limit
 
 
 def _claim_permits(state: State, turn: Turn, news: News) -> Mapping[str, Wish]:
@@ -125,7 +158,7 @@ def _claim_permits(state: State, turn: Turn, news: News) -> Mapping[str, Wish]:
 def _grant(state: State, turn: Turn) -> None:
     wanted = {mark for claims in state.members.values() for mark, one in claims.items() if one.wanted}
     for mark in wanted:
-        for who, claim in grant(_claims(state, mark)).items():
+        for who, claim in grant(_claims(state, mark), _most(state, mark)).items():
             state.members[who][mark] = claim
             turn.wakes.add(who)
     for claims in state.members.values():
@@ -153,6 +186,12 @@ def _record(value: Any) -> Record:
     rows = [row(one, 3) for one in outages]
     known = tuple(Outage(number(began), whole(count), number(until)) for began, count, until in rows)
     return join(Record(whole(generation), disabled, number(cleared), known, number(at)), Record(whole(generation)))
+
+
+def _level(value: Any) -> tuple[Level, float]:
+    cuts, growths, limit, refused, step, at = row(value, 6)
+    level = Level(whole(cuts), whole(growths), number(limit, 1.0), number(refused, 0.0), number(step, 0.0))
+    return level, number(at)
 
 
 def _claim(value: Any) -> Claim:

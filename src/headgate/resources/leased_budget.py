@@ -85,6 +85,11 @@ class LeasedBudget:
             need.setdefault(REQUESTS, 1.0)
         return need
 
+    @property
+    def is_known(self) -> bool:
+        """Whether there is a limit that is configured, or that answers have told some process."""
+        return self.quota != LEARN or any(limit is not None for limit in self._limits.values())
+
     def can_ever_allow(self, need: Need) -> bool:
         """Whether so much fits into every window when nothing of it is used."""
         windows = self._windows

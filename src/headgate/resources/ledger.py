@@ -78,6 +78,11 @@ class Ledger:
         """Whether so much fits into every window when nothing of it is used."""
         return all(amount <= self.windows[name].most + CLOSE for name, amount in need.items() if name in self.windows)
 
+    @property
+    def is_known(self) -> bool:
+        """Whether there is a limit that is configured, or that answers have told."""
+        return any(not isinstance(window, LearnedLimit) or window.is_told for window in self.windows.values())
+
     def needs_probe(self) -> bool:
         """Whether nothing is known before a call has asked."""
         return self.quota == LEARN and not self.heard

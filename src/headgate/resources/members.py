@@ -9,7 +9,15 @@ from headgate.core.checks import Affinity
 from headgate.core.current_task import Standing
 from headgate.core.wait_queue import Ticket
 from headgate.resources.costs import AnyCost
-from headgate.resources.model import Resource, ResourceStats, ResourceStatus, Sharing, Usage, UsageStatus
+from headgate.resources.model import (
+    AdaptiveStats,
+    Resource,
+    ResourceStats,
+    ResourceStatus,
+    Sharing,
+    Usage,
+    UsageStatus,
+)
 
 if TYPE_CHECKING:
     from headgate.resources.accounts import Account, Reservation
@@ -181,6 +189,24 @@ class Member:
             or (account is not None and account.is_closed)
         )
 
+    def adaptive_stats(self, now: float) -> AdaptiveStats | None:
+        """The bounds and the last cut of its limit; None: the limit is not adaptive."""
+        limit = self.sharing.adaptive
+        if limit is None:
+            return None
+        policy, cut = limit.policy, limit.last_cut
+        last = (None, None) if cut is None else (max(0.0, now - cut.at), cut.in_flight)
+        return AdaptiveStats(policy.least, policy.most, limit.level.cuts, *last)
+
+    def fully_used(self, in_flight: int) -> int:
+        """How many uses this process may have, if it has them all and can get no more; 0 if it could have more."""
+        resource = self.resource
+        number, usable = resource.max_in_flight or 0, resource.limit or 0
+        if in_flight < usable:
+            return 0
+        leases = [one.lease for one in self.sharing.members if one.lease is not None]
+        return usable if all(lease.permits >= number or lease.lacks for lease in leases) else 0
+
     def stats(self, status: ResourceStatus, left: float, now: float) -> ResourceStats:
         """Gauges and counters of this member, with `status` and the seconds `left` of a cooldown as they are now."""
         resource, kept, account = self.resource, self.sharing.affinity_cooldowns, self.sharing.account
@@ -198,6 +224,7 @@ class Member:
             cooldowns=self.cooldowns,
             disables=self.disables,
             sibling_cancels=self.sibling_cancels,
+            adaptive=self.adaptive_stats(now),
             affinity_cooldowns={affinity: ends[affinity] - now for affinity in longest},
             quota=None if account is None else account.snapshot(now),
         )
@@ -224,14 +251,16 @@ class Use:
 
     __slots__ = (
         "_affinity",
+        "_is_refused",
+        "_ticket",
         "acquired_at",
         "handle",
+        "level",
         "member",
         "order",
         "request_id",
         "reservation",
         "status",
-        "ticket",
     )
 
     def __init__(self, order: int, member: Member, acquired_at: float) -> None:
@@ -241,7 +270,8 @@ class Use:
         self.status: UsageStatus = "in_flight"
         self.handle: Interruptible | None = None  # None: it cannot be interrupted, or must not be
         self.request_id: str | None = None  # None: not needed so far
-        self.ticket: WaitTicket | None = None  # granted to a waiter that has not begun to use it
+        self.level: int = 0
+        """How many uses there were when it began, with itself. -1: only a quota learns from how it ends; 0: nothing."""
         self.reservation: Reservation | None = None  # what it takes of a quota
 
     @property
@@ -252,6 +282,24 @@ class Use:
     @affinity.setter
     def affinity(self, affinity: Affinity | None) -> None:
         self._affinity: Affinity | None = affinity
+
+    @property
+    def ticket(self) -> WaitTicket | None:
+        """The place of the waiter to which it was granted, until that begins to use it."""
+        return getattr(self, "_ticket", None)
+
+    @ticket.setter
+    def ticket(self, ticket: WaitTicket | None) -> None:
+        self._ticket: WaitTicket | None = ticket
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether its answer was that of a provider that takes no more calls, whatever its verdict is."""
+        return getattr(self, "_is_refused", False)
+
+    @is_refused.setter
+    def is_refused(self, is_refused: bool) -> None:
+        self._is_refused: bool = is_refused
 
     @property
     def is_running(self) -> bool:

@@ -22,7 +22,6 @@ from typing import (
 
 from headgate.core.checks import (
     checked_id,
-    checked_max_in_flight,
     checked_names,
     checked_number,
     checked_seconds,
@@ -32,6 +31,7 @@ from headgate.core.redaction import learn, meet, redact
 from headgate.core.rests import learned_elsewhere, rest_elsewhere, spent_elsewhere
 from headgate.core.weakrefs import WeakList
 from headgate.errors import InvalidArgument, InvalidType
+from headgate.gate.adaptive import Adaptive, AdaptiveLimit, MaxInFlight, checked_max_in_flight
 from headgate.resources.accounts import Account, account_of
 from headgate.resources.costs import spent_of
 from headgate.resources.http_status import headers_of, status_of
@@ -59,8 +59,10 @@ class Sharing:
     __slots__ = (
         "__weakref__",
         "account",
+        "adaptive",
         "affinity_cooldowns",
         "enables",
+        "is_brief",
         "members",
         "outage",
         "outage_at",
@@ -83,14 +85,23 @@ class Sharing:
         """When the use began that was the last of these."""
         self.enables: int = 0
         """How often it was enabled by hand."""
+        self.is_brief: bool = False
+        """Is its cooldown the brief rest of an adaptive limit, after which there is nothing to probe?"""
         self.rest: tuple[float, str | None] | None = None
         """Seconds and reason of the rest that begins when a use ends, if an operation asked for one."""
         self.account: Account | None = None
         """What may still be used of its quota; None: it has no quota."""
+        self.adaptive: AdaptiveLimit | None = None
+        """What calls have taught about its limit, if that is adaptive."""
         self.affinity_cooldowns: AffinityCooldowns | None = None
         """For which affinities it cools down, or did lately; None: for none."""
         self.members: WeakList[Member] = WeakList()
         """Its memberships of pools; a pool that is dropped takes its own along."""
+
+    @property
+    def adapts(self) -> AdaptiveLimit | None:
+        """Its adaptive limit, if calls decide it now. Where a quota is known, the quota decides."""
+        return None if self.account is not None and self.account.is_known else self.adaptive
 
     def ask_rest(self, seconds: float, reason: str | None) -> None:
         """Note a rest that begins when a use ends. The longest that was asked for counts."""
@@ -129,7 +140,7 @@ class Resource(Generic[T]):
         self,
         resource_id: str,
         value: T,
-        max_in_flight: int | None = None,
+        max_in_flight: MaxInFlight | None = None,
         status: ResourceStatus = "healthy",
         cooldown_until: float = 0.0,
         last_acquired_at: float = 0.0,
@@ -140,16 +151,21 @@ class Resource(Generic[T]):
         quota: AnyQuota | None = None,
         quota_group: str | None = None,
     ) -> None:
-        """`quota` limits how often it is used: a `Quota`, a list of quotas that hold at once, or "learn" to go by what
+        """`max_in_flight` limits the uses at a time: a number, or "adaptive" or an `Adaptive` to find the number.
+
+        `quota` limits how often it is used: a `Quota`, a list of quotas that hold at once, or "learn" to go by what
         the headers of answers say.
 
+        `quota` limits how often it is used: a `Quota`, or "learn" to go by what the headers of answers say.
         Resources with the same `quota_group` share one quota, in all pools of this process.
         """
         self.resource_id: str = checked_id(resource_id)
         self._value = value
         self.limit: int | None
         """Internal: how many uses this process may have at a time: `max_in_flight`, less what other processes hold."""
-        self.max_in_flight = checked_max_in_flight(max_in_flight)
+        self.sharing: Sharing = Sharing()
+        """Internal: what the pools that hold this resource keep about it together."""
+        self.max_in_flight = max_in_flight
         if status not in RESOURCE_STATUSES:
             raise InvalidArgument(
                 f"status must be one of {', '.join(RESOURCE_STATUSES)}, got {status!r}",
@@ -165,8 +181,6 @@ class Resource(Generic[T]):
         self.weight: float = checked_number("weight", weight)
         if self.weight <= 0:
             raise InvalidArgument(f"weight must be > 0, got {weight!r}")
-        self.sharing: Sharing = Sharing()
-        """Internal: what the pools that hold this resource keep about it together."""
         set_account(self, account_of(checked_quota(quota), checked_group(quota_group)))
 
     @property
@@ -183,13 +197,24 @@ class Resource(Generic[T]):
 
     @property
     def max_in_flight(self) -> int | None:
-        """How many uses there may be at a time; None: as many as there are calls."""
+        """How many uses there may be at a time, also if the limit is adaptive; None: as many as there are calls."""
         return self._max_in_flight
 
     @max_in_flight.setter
-    def max_in_flight(self, number: int | None) -> None:
-        self._max_in_flight: int | None = number
+    def max_in_flight(self, limit: MaxInFlight | None) -> None:
+        checked = checked_max_in_flight(limit)
+        sharing: Sharing | None = getattr(self, "sharing", None)  # not there yet while a copy is being made
+        self._max_in_flight: int | None = checked if not isinstance(checked, Adaptive) else checked.start
+        if sharing is not None:
+            _set_adaptive(sharing, checked)
+            update_number(self)
         update_limit(self)
+
+    @property
+    def adaptive(self) -> Adaptive | None:
+        """The rule by which `max_in_flight` follows what the provider takes; None: it is a number, or there is none."""
+        limit = self.sharing.adaptive
+        return None if limit is None else limit.policy
 
     @property
     def quota(self) -> AnyQuota | None:
@@ -304,9 +329,39 @@ def update_limit(resource: Resource[Any]) -> None:
     resource.limit = limit
 
 
+def update_number(resource: Resource[Any]) -> bool:
+    """Set the current number of an adaptive limit. True: it has changed."""
+    adaptive = resource.sharing.adaptive
+    if adaptive is None:
+        return False
+    before = resource.max_in_flight
+    resource._max_in_flight = adaptive.policy.most if resource.sharing.adapts is None else adaptive.number
+    update_limit(resource)
+    return resource.max_in_flight != before
+
+
+def _set_adaptive(sharing: Sharing, setting: int | Adaptive | None) -> None:
+    """Let a limit be adaptive or not. What is known is kept under other bounds."""
+    if not isinstance(setting, Adaptive):
+        sharing.adaptive = None
+    elif sharing.adaptive is not None:
+        sharing.adaptive.policy = setting
+    else:
+        sharing.adaptive = AdaptiveLimit(setting)
+        for use in sharing.uses.values():
+            use.level = min(use.level, -1) if use.level else 0  # it began under another limit
+    for member in sharing.members:
+        member.plain = False
+
+
+def limit_of(resource: Resource[Any]) -> int | Adaptive | None:
+    """Return `max_in_flight` as it was set."""
+    return resource.adaptive or resource.max_in_flight
+
+
 def fields_of(resource: Resource[Any]) -> tuple[object, ...]:
     """Return the fields that `reconcile` may change of a resource that stays."""
-    return resource.max_in_flight, resource.tags, resource.weight, resource.quota, resource.quota_group
+    return limit_of(resource), resource.tags, resource.weight, resource.quota, resource.quota_group
 
 
 def set_account(resource: Resource[Any], account: Account | None) -> None:
@@ -317,6 +372,7 @@ def set_account(resource: Resource[Any], account: Account | None) -> None:
     sharing.account = account
     if account is not None:
         account.sharings.append(sharing)
+    update_number(resource)
 
 
 _NO_TAGS: frozenset[str] = frozenset()
@@ -412,6 +468,26 @@ class Attempt(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class AdaptiveStats:
+    """The bounds of an adaptive `max_in_flight`, and how it was cut last."""
+
+    least: int
+    most: int
+    cuts: int
+    """How often it was cut because the provider refused a call."""
+    seconds_since_cut: float | None = None
+    """Since the last cut; None: there was none."""
+    refused_at: int | None = None
+    """How many calls were in flight then; None: there was no cut."""
+
+    def __str__(self) -> str:
+        bounds = f"between {self.least} and {self.most}"
+        if self.refused_at is None:
+            return f"{bounds}, never refused"
+        return f"{bounds}, refused at {self.refused_at} {self.seconds_since_cut:.1f} s ago"
+
+
+@dataclass(frozen=True, slots=True)
 class ResourceStats:
     """Gauges and counters of one resource in one pool. The counters begin at 0 when it is added."""
 
@@ -426,6 +502,8 @@ class ResourceStats:
     cooldowns: int
     disables: int
     sibling_cancels: int
+    adaptive: AdaptiveStats | None = None
+    """Of an adaptive `max_in_flight`: its bounds, and its last cut."""
     affinity_cooldowns: Mapping[Affinity, float] = field(default_factory=dict)
     """Seconds left of cooldowns that hold for one affinity alone, by affinity; the longest 100 of them."""
     quota: QuotaSnapshot | None = None
@@ -490,7 +568,7 @@ class PoolStats:
 class Defaults(NamedTuple):
     """What a pool gives to resources that have none of their own."""
 
-    max_in_flight: int | None = None
+    max_in_flight: int | Adaptive | None = None
     quota: QuotaSetting | None = None
 
     def give(self, resources: Iterable[Resource[Any]]) -> None:

@@ -35,7 +35,8 @@ class Claim(NamedTuple):
     since: float
     """Since when it wants more, by the store's clock."""
     limit: int
-    """How many there are for all processes, as this one was told. The lowest number counts."""
+    """How many there are for all processes, as this one was told. The lowest number counts. Of an adaptive limit it is
+    the upper bound."""
 
     @property
     def held(self) -> int:
@@ -76,13 +77,18 @@ def claim_of(old: Claim | None, wish: Wish, now: float, *, is_new: bool) -> Clai
     return Claim(old.granted, returned, wish.granted + wish.wanted, since, wish.limit)
 
 
-def grant(claims: Mapping[str, Claim]) -> dict[str, Claim]:
+def limit_of(claims: Mapping[str, Claim], level: float = math.inf) -> int:
+    """How many permits there are: the lowest number that a process was told, and no more than an adaptive level."""
+    return int(min(level, min((one.limit for one in claims.values()), default=0)))
+
+
+def grant(claims: Mapping[str, Claim], level: float = math.inf) -> dict[str, Claim]:
     """Give free permits to those who want some: to whoever has fewest, then to whoever has waited longest.
 
     Returns the claims that changed. When everybody has what they want, those who asked get more, up to their share:
     this saves them from asking again soon.
     """
-    limit = min((one.limit for one in claims.values()), default=0)
+    limit = limit_of(claims, level)
     given: Counter[str] = Counter()
 
     def rank(who: str) -> Rank | None:
@@ -110,14 +116,15 @@ class Share(NamedTuple):
     share: int
     """To how many it comes down while others want some."""
     wanted: int
-    """How many others want."""
+    """How many others want, or are to be given back."""
 
 
-def share_of(claims: Mapping[str, Claim], who: str) -> Share:
-    """Return what to tell the process `who`."""
+def share_of(claims: Mapping[str, Claim], who: str, level: float = math.inf) -> Share:
+    """Return what to tell the process `who`. After the limit has fallen, what is held above it is wanted back."""
     claimants = sum(not one.is_empty for one in claims.values())
-    limit = min(one.limit for one in claims.values())
+    limit = limit_of(claims, level)
     wanted = sum(one.wanted for other, one in claims.items() if other != who)
+    wanted = max(wanted, sum(one.held for one in claims.values()) - limit)
     mine = claims[who]
     return Share(mine.granted, mine.returned, limit // max(1, claimants), wanted)
 
@@ -149,6 +156,11 @@ class Lease:
     def usable(self) -> int:
         """How many uses may begin on the strength of this lease."""
         return self.unasked if self.suspended else max(self.permits, self.unasked)
+
+    @property
+    def lacks(self) -> bool:
+        """Whether it has asked for more than it was granted."""
+        return self.told is not None and self.told.granted + self.told.wanted > self.granted
 
     @property
     def returned(self) -> int:

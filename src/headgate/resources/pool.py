@@ -31,7 +31,6 @@ from headgate.core.checks import (
     checked_attempts,
     checked_flag,
     checked_hook,
-    checked_max_in_flight,
     checked_seconds,
     checked_shared_name,
     checked_stream,
@@ -43,6 +42,7 @@ from headgate.core.checks import (
 from headgate.core.clock import clock
 from headgate.core.html import card
 from headgate.errors import InvalidType
+from headgate.gate.adaptive import MaxInFlight, checked_max_in_flight
 from headgate.resources import events
 from headgate.resources.classification import Classification, Classifier
 from headgate.resources.cooldowns import DEFAULT_COOLDOWN_TABLE
@@ -86,14 +86,14 @@ class PoolSettings(TypedDict, total=False):
     classify: Classifier | None
     name: str | None
     store: SharedState | str | bool | None
-    max_in_flight: int | None
+    max_in_flight: MaxInFlight | None
     quota: AnyQuota | None
 
 
 class ResourceFields(TypedDict, total=False):
     """The keyword arguments of `ResourcePool.add`: fields of the `Resource` that it makes."""
 
-    max_in_flight: int | None
+    max_in_flight: MaxInFlight | None
     tags: Iterable[str]
     weight: float
     quota: AnyQuota | None
@@ -159,7 +159,7 @@ class ResourcePool(Generic[T]):
         classify: Classifier | EllipsisType | None = ...,
         name: str | None = None,
         store: SharedState | str | bool | None = None,
-        max_in_flight: int | None = None,
+        max_in_flight: MaxInFlight | None = None,
         quota: AnyQuota | None = None,
     ) -> None:
         """`resources`: Resource objects or plain values, in a sequence or by id; order is kept.
@@ -171,7 +171,7 @@ class ResourcePool(Generic[T]):
         result)` may turn either into a signal. If it is left out, errors of HTTP clients and SDKs that tasks of a
         TaskPool raise are taken as `headgate.http_errors` does; with None nothing is. `name` is how events and logs
         call the pool. `max_in_flight` and `quota` are those of all resources that have none of their own; each has its
-        own count.
+        own count. With "adaptive", or an `Adaptive`, each finds how many calls at a time its provider takes.
 
         `store` shares cooldowns, disables, `max_in_flight` and probes with all pools of the same `name` on the same
         store, in any number of processes: a store, or its address such as "sqlite:///health.db", or True for the
@@ -319,8 +319,8 @@ class ResourcePool(Generic[T]):
                     if signal is None:
                         raise
                 else:
-                    if use.reservation is not None:
-                        engine.hear(use, result)
+                    if use.level:
+                        engine.answered(use, result)
                     signal = None if engine.classify is None else engine.classified(result)
                     if signal is None:
                         break

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable
 from itertools import islice
 from typing import NamedTuple, Protocol
 
+from headgate.gate.adaptive import Level
 from headgate.resources.costs import AnyCost
 from headgate.resources.effects import Effects
 from headgate.resources.exchange import News, Told
@@ -56,7 +57,8 @@ class _Held(NamedTuple):
 
     mark: str
     lease: Lease
-    limit: int  # of all processes together
+    limit: int  # of all processes together, as far as it is known here
+    most: int  # the upper bound of an adaptive limit, else the same
     lacking: bool  # ask for one more
     keeps: bool  # do not give it back: a call here waits for something else
 
@@ -74,6 +76,7 @@ class Replica:
         self._limited: list[_Track] = []  # those with permits or a right to probe
         self._returned: dict[str, Wish] = {}  # permits of resources that were removed
         self._alone = False
+        self._levels: dict[str, Level] = {}  # as the store knows them
         self._acquires = -1
         self._asked_at = -math.inf
         self.grants: int = 0
@@ -110,7 +113,7 @@ class Replica:
     def _drop(self, track: _Track) -> None:
         for held in self._leases(track):
             if held.lease.told is not None or held.lease.granted:
-                self._returned[held.mark] = Wish(held.lease.granted, held.lease.granted, 0, held.limit)
+                self._returned[held.mark] = Wish(held.lease.granted, held.lease.granted, 0, held.most)
         track.member.lease = track.member.probe = None
 
     def _set_leases(self, track: _Track) -> None:
@@ -127,11 +130,17 @@ class Replica:
     def message(self, now: float, askers: Collection[Asker] = (), *, looks: bool = False) -> News | None:
         """What is to be told; None: nothing. `looks`: an answer is wanted in any case."""
         wishes, held = self._wishes(now, askers)
-        if not wishes and not self._unsent and not looks:
+        levels = self._own_levels()
+        is_told = all(self._levels.get(mark) == level for mark, level in levels.items())
+        if not wishes and not self._unsent and not looks and is_told:
             return None
         records = {mark: self._known[mark] for mark in self._unsent}
         self._unsent = set()
-        return News(records, wishes, held)
+        return News(records, wishes, held, levels)
+
+    def _own_levels(self) -> dict[str, Level]:
+        adaptive = ((track.mark, track.member.sharing.adaptive) for track in self._limited)
+        return {mark: limit.level for mark, limit in adaptive if limit is not None}
 
     def failed(self, news: News) -> None:
         """Note that a message did not arrive: it is to be told again."""
@@ -188,7 +197,7 @@ class Replica:
         reserved = [asker.requirement for asker in askers]
         waiting: dict[Requirement, int] | None = None
         for track in self._limited:
-            for mark, lease, limit, lacking, keeps in self._leases(track):
+            for mark, lease, limit, most, lacking, keeps in self._leases(track):
                 fits = track.member.resource
                 fitting = wanted = 0
                 if lacking or keeps:
@@ -201,7 +210,7 @@ class Replica:
                     if keeps:
                         kept = max(kept, min(fitting, max(1, lease.share)))
                     lease.release(self._in_use(track, mark), kept)
-                wish = Wish(lease.granted, lease.returned, wanted, limit)
+                wish = Wish(lease.granted, lease.returned, wanted, most)
                 if not lease.is_told(wish):
                     lease.told = wishes[mark] = wish
                     self._rotation.leases_shrank(track.member)
@@ -223,12 +232,13 @@ class Replica:
         lacks_probe = member.probe is not None and trial is not None and trial.limit == 0
         lacks_permit = False
         if lease is not None and resource.max_in_flight is not None:
-            limit = resource.max_in_flight
-            lacks_permit = healthy and not lacks_probe and len(member.uses) >= lease.permits and lease.permits < limit
-            yield _Held(track.mark, lease, limit, lacks_permit, lacks_quota and not lacks_probe)
+            number, policy = resource.max_in_flight, resource.adaptive
+            lacks_permit = healthy and not lacks_probe and len(member.uses) >= lease.permits and lease.permits < number
+            most = number if policy is None else policy.most
+            yield _Held(track.mark, lease, number, most, lacks_permit, lacks_quota and not lacks_probe)
         if member.probe is not None:
             lacking = healthy and lacks_probe
-            yield _Held(f"probe/{track.mark}", member.probe, 1, lacking, lacks_permit or lacks_quota)
+            yield _Held(f"probe/{track.mark}", member.probe, 1, 1, lacking, lacks_permit or lacks_quota)
 
     def _in_use(self, track: _Track, mark: str) -> int:
         trial = track.member.trial
@@ -275,6 +285,10 @@ class Replica:
         effects: Effects = []
         for mark, record in told.health.items():
             effects += self._merge(mark, record, now)
+        self._levels = dict(told.levels)
+        for track in self._limited:
+            if track.mark in told.levels:
+                effects += self._rotation.level_heard(track.member, told.levels[track.mark], now)
         for mark in [mark for mark in self._known if mark not in told.health]:
             if is_forgotten(self._known[mark], told.now):
                 del self._known[mark]

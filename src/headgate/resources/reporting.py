@@ -12,7 +12,7 @@ from headgate.core.redaction import log_exception, redact
 from headgate.errors import PoolExhausted
 from headgate.resources import events
 from headgate.resources.attempts import Call
-from headgate.resources.effects import Cool, Disable, Enable, Recover
+from headgate.resources.effects import Cool, Disable, Enable, Limit, Recover
 from headgate.resources.members import Use
 from headgate.resources.model import ResourceStatus, Usage
 
@@ -130,6 +130,21 @@ class Reporter:
         events.HEALTH.emit(event)
         if not isinstance(effect, Cool) or effect.affinity is None:  # else its status is the same
             self._call_back(resource_id, old, new)
+
+    def limit_changed(self, effect: Limit, reason: str | None) -> None:
+        """Emit that an adaptive limit has changed."""
+        events.HEALTH.emit(
+            events.ResourceLimitChanged(
+                at=clock.wall(),
+                pool=self.name,
+                resource_id=effect.resource_id,
+                limit=effect.limit,
+                old_limit=effect.old,
+                refused_at=effect.refused_at,
+                reason=reason if effect.refused_at is not None or reason == events.FROM_ANOTHER else None,
+                usage=None if effect.use is None or effect.refused_at is None else self._usage(effect.use),
+            )
+        )
 
     def _call_back(self, resource_id: str, old: ResourceStatus, new: ResourceStatus) -> None:
         seq = next(self._changes)

@@ -28,11 +28,12 @@ from typing import TYPE_CHECKING, Any, cast
 from headgate.core.checks import Affinity
 from headgate.core.wait_queue import WaitQueue, serve
 from headgate.errors import InvalidArgument, UnknownResource
+from headgate.gate.adaptive import Level
 from headgate.resources import affinity_cooldowns
 from headgate.resources.accounts import Account
 from headgate.resources.cooldowns import SAME_UNTIL, Cooldown, cooldown_after, take_rest
 from headgate.resources.costs import AnyCost
-from headgate.resources.effects import Cool, Disable, Effects, Enable, Recover, Serve, Starve, Tell, Watch
+from headgate.resources.effects import Cool, Disable, Effects, Enable, Limit, Recover, Serve, Starve, Tell, Watch
 from headgate.resources.holding import ask_others, hold, let_go, opened, overtake, unspent, unwatched
 from headgate.resources.members import (
     ANY,
@@ -50,7 +51,7 @@ from headgate.resources.members import (
     offer,
     refresh,
 )
-from headgate.resources.model import Resource, fields_of, set_account, update_limit
+from headgate.resources.model import Resource, fields_of, limit_of, set_account, update_limit, update_number
 from headgate.resources.openings import Openings, opens_at
 from headgate.resources.permits import return_permits
 from headgate.resources.pickers import GuidedPicker, Occasion, Picker, PickersByTags
@@ -194,10 +195,21 @@ class Rotation:
         if trial is not None:
             trial.running.add(order)
             member.unavailable = member.unavailable or trial.is_full
-        if not member.plain and (account := member.sharing.account) is not None:
+        if not member.plain:
+            self._note_limits(use, cost, now)
+        return use
+
+    def _note_limits(self, use: Use, cost: AnyCost, now: float) -> None:
+        """Note what a use takes of limits that learn from how it ends."""
+        member = use.member
+        account, resource = member.sharing.account, member.resource
+        if member.sharing.adaptive is not None:
+            elsewhere = (resource.max_in_flight or 0) - (resource.limit or 0)  # permits of other processes: all in use
+            use.level = len(member.uses) + max(0, elsewhere)
+        if account is not None:
+            use.level = use.level or -1
             use.reservation = account.reserve(cost, now)
             account.refresh(now)
-        return use
 
     def take_further(self, use: Use, now: float, ticket: FurtherTicket | None = None) -> Use | None:
         """Take another request of the quota of a running use; None: it must wait for that.
@@ -250,12 +262,21 @@ class Rotation:
         resource = member.resource
         del member.uses[use.order]
         effects: Effects = []
+        adapts = member.sharing.adapts if affinity is None else None
+        if adapts is not None:
+            use.is_refused = True
+            effects += self._adapt(use, now)
+        use.level = 0
         if resource.status != "disabled":
             member.cooldowns += 1
-            effects += (
-                self._cool(use, seconds, now) if affinity is None else self._cool_for(use, affinity, seconds, now)
-            )
-            if member.sharing.account is None:  # a call within a quota may well be accepted, and then it is paid for
+            if adapts is not None and seconds is None:
+                effects += self._pause(use, adapts.rest, now)
+            elif affinity is None:
+                effects += self._cool(use, seconds, now)
+            else:
+                effects += self._cool_for(use, affinity, seconds, now)
+            # A call within a quota, or within a limit that is found, may well be accepted, and then it is paid for.
+            if member.sharing.account is None and (adapts is None or seconds is not None):
                 effects += younger_siblings(use, affinity)
         effects += self._after_use(use, now) or ()
         effects += self._tell_hopeless(holders(resource), now)
@@ -265,6 +286,7 @@ class Rotation:
         """End a use that found its resource unusable."""
         resource = use.member.resource
         del use.member.uses[use.order]
+        use.level = 0
         effects: Effects = self._disable(use.member, use, now)
         effects += younger_siblings(use)
         effects += self._after_use(use, now) or ()
@@ -530,7 +552,7 @@ class Rotation:
             return
         for member in resource.sharing.members:
             member.rotation.pickers.withdraw(member)
-        resource.max_in_flight, resource.tags, resource.weight = like.max_in_flight, like.tags, like.weight
+        resource.max_in_flight, resource.tags, resource.weight = limit_of(like), like.tags, like.weight
         former = resource.sharing.account
         if (resource.quota, resource.quota_group) != (like.quota, like.quota_group):
             set_account(resource, like.sharing.account)
@@ -546,7 +568,7 @@ class Rotation:
         """Give a resource that has no quota this one. The uses in flight count against it, from when they began."""
         set_account(resource, account)
         for use in resource.sharing.uses.values():
-            use.reservation = account.reserve(0.0, use.acquired_at)
+            use.reservation, use.level = account.reserve(0.0, use.acquired_at), use.level or -1
         refresh(resource)
 
     def matching_members(self, requirement: Requirement) -> Iterator[Member]:
@@ -556,8 +578,8 @@ class Rotation:
     def is_plain(self, member: Member) -> bool:
         """Whether the end of a use need only be told to the member's one picker and the waiters here.
 
-        Otherwise there is a trial, a strategy that learns, a draining predecessor, or another pool or process with the
-        resource.
+        Otherwise there is a trial, a strategy or a limit that learns, a draining predecessor, or another pool or
+        process with the resource.
         """
         return (
             len(member.pickers) == 1
@@ -568,6 +590,7 @@ class Rotation:
             and member.resource.resource_id not in self._draining
             and member.sharing.rest is None
             and member.sharing.account is None
+            and member.sharing.adaptive is None
             and member.sharing.affinity_cooldowns is None
         )
 
@@ -629,6 +652,20 @@ class Rotation:
             for member in resource.sharing.members
         ]
 
+    def _pause(self, use: Use, seconds: float, now: float) -> Effects:
+        """Let a resource rest briefly, because it was given more calls at a time than its provider takes.
+
+        That is no outage: it climbs no table, other processes need not know, and after it there is nothing to probe.
+        """
+        resource, sharing = use.member.resource, use.member.sharing
+        in_order = resource.status == "healthy" and not resource.consecutive_cooldown
+        is_brief = sharing.is_brief or (in_order and all(one.trial is None for one in sharing.members))
+        until = max(resource.cooldown_until, now + seconds)
+        lasts = seconds if until == now + seconds else until - now
+        effects = self._rest(resource, Cooldown(resource.consecutive_cooldown, until, lasts), use, now)
+        sharing.is_brief = is_brief
+        return effects
+
     def _rest(
         self, resource: Resource[Any], cooldown: Cooldown, use: Use | None, now: float, *, is_new: bool = False
     ) -> Effects:
@@ -638,6 +675,7 @@ class Rotation:
             resource.sharing.outage, resource.sharing.outage_at = next(_orders), now
         is_longer = old == "healthy" or cooldown.until > resource.cooldown_until
         resource.status, resource.cooldown_until = "cooling_down", cooldown.until
+        resource.sharing.is_brief = False
         resource.consecutive_cooldown = cooldown.consecutive
         for member in members:
             member.unavailable, member.trial = True, None
@@ -675,11 +713,12 @@ class Rotation:
     def _reopen(self, resource: Resource[Any], *, on_trial: bool) -> Effects:
         resource.status = "healthy"
         for member in resource.sharing.members:
-            probes = on_trial and member.rotation.probe_on_recovery
+            probes = on_trial and member.rotation.probe_on_recovery and not resource.sharing.is_brief
             member.trial = Trial(1 if member.probe is None else min(1, member.probe.usable)) if probes else None
             member.update_availability()
             for picker in member.pickers:
                 picker.offer(member)
+        resource.sharing.is_brief = False
         refresh(resource)
         return [Recover(resource.resource_id, member) for member in resource.sharing.members]
 
@@ -697,6 +736,7 @@ class Rotation:
             affinity_cooldowns.proved_for(use)
         if member.sharing.members.prune():
             refresh(member.resource)  # another pool that held it was dropped
+        adapted = self._adapt(use, now, well=well) if member.sharing.adaptive is not None else []
         rested = [] if member.sharing.rest is None else self._begin_rest(member, use, now)
         offered = [member.resource]
         account = member.sharing.account
@@ -717,7 +757,40 @@ class Rotation:
         served = self._serve(offered, now) or None
         if rested:
             rested += self._tell_hopeless(holders(member.resource), now)
-        return [*rested, *told, *(served or ())] if told or rested else served
+        return [*adapted, *rested, *told, *(served or ())] if told or rested or adapted else served
+
+    def _adapt(self, use: Use, now: float, *, well: bool = False) -> Effects:
+        """Let an adaptive limit learn from the end of a use. What was cancelled or lost says nothing about it."""
+        member, level = use.member, use.level
+        resource, adapts, use.level = member.resource, member.sharing.adapts, 0
+        known = None if adapts is None else adapts.level
+        if adapts is None or level <= 0:
+            pass  # a quota decides, or it began before the limit was adaptive
+        elif use.is_refused:
+            on_trial = member.trial is not None  # few are let in: that one is refused says nothing about how many could
+            adapts.refused(use.acquired_at, 0 if on_trial else level, now)
+        elif well:
+            adapts.succeeded(use.acquired_at, now, used=member.fully_used(len(member.uses) + 1))
+        old = resource.max_in_flight
+        if update_number(resource):
+            return self._limit_changed(resource, old, now, use)
+        is_news = adapts is not None and adapts.level is not known
+        return [Tell(one) for one in resource.sharing.members if one.rotation.is_shared] if is_news else []
+
+    def _limit_changed(self, resource: Resource[Any], old: int | None, now: float, use: Use | None) -> Effects:
+        """Report that an adaptive limit has changed. Waiters are served by the caller."""
+        adaptive, number = resource.sharing.adaptive, resource.max_in_flight or 0
+        cut = None if adaptive is None else adaptive.last_cut
+        at = None if cut is None or cut.at != now else cut.in_flight
+        return [Limit(resource.resource_id, number, old or 0, at, one, use) for one in resource.sharing.members]
+
+    def level_heard(self, member: Member, level: Level, now: float) -> Effects:
+        """Take over what other processes know of an adaptive limit."""
+        resource = member.resource
+        adaptive, old = resource.sharing.adaptive, resource.max_in_flight
+        if adaptive is None or not adaptive.heard(level, now) or not update_number(resource):
+            return []
+        return [*self._limit_changed(resource, old, now, None), *self.leases_changed(member, now)]
 
     def drained(self, use: Use) -> None:
         """Note the end of a use of a removed member: a successor of the same id may have one use more."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from headgate.resources.members import Member, Requirement, WaitTicket
@@ -49,7 +50,22 @@ def describe(rotation: Rotation, requirement: Requirement, now: float) -> str:
     for_affinity = f"{len(apart)} cooling down for this affinity, " if apart else ""
     no_quota = f"{spent} with a spent quota, " if spent else ""
     in_use = len(healthy) - len(apart) - spent
-    return f"{cooling} cooling down, {for_affinity}{disabled} disabled, {no_quota}{in_use} in full use"
+    limits = _adaptive_limits(rotation, requirement, now)
+    return f"{cooling} cooling down, {for_affinity}{disabled} disabled, {no_quota}{in_use} in full use{limits}"
+
+
+def _adaptive_limits(rotation: Rotation, requirement: Requirement, now: float) -> str:
+    """Say in words what the adaptive limits of the resources are that fit `requirement`."""
+    found = [
+        f"{member.resource.resource_id} takes {member.resource.max_in_flight} at a time ({stats})"
+        for member in rotation.matching_members(requirement)
+        if (stats := member.adaptive_stats(now)) is not None and member.resource.status != "disabled"
+    ]
+    more = f" and {len(found) - _MOST_DESCRIBED} more" if len(found) > _MOST_DESCRIBED else ""
+    return f"; adaptive: {', '.join(found[:_MOST_DESCRIBED])}{more}" if found else ""
+
+
+_MOST_DESCRIBED = 3  # adaptive limits in one sentence
 
 
 def has_spent_quota(member: Member) -> bool:
@@ -155,6 +171,7 @@ def pool_view(stats: PoolStats, refused: Mapping[str, int], rows: int) -> dict[s
                 "cooldowns": one.cooldowns,
                 "disables": one.disables,
                 "refusals": refused.get(one.resource_id, 0),
+                **({"adaptive": asdict(one.adaptive)} if one.adaptive is not None else {}),
                 **({} if one.quota is None else {"quota": one.quota}),
             }
             for one in shown

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from typing import cast
+from typing import ClassVar, cast
 
 from headgate.core.clock import clock
+from headgate.gate.adaptive import Adaptive
 from headgate.resources.effects import Effects, Serve, Starve
 from headgate.resources.exchange import RESOURCE_HEALTH, News, Told
 from headgate.resources.members import ANY, Requirement, Use, WaitTicket
@@ -113,6 +114,7 @@ class HealthPart(Part):
     """One process that uses resources."""
 
     actions = ("call", "call", "call", "wait", "wait", "ok", "ok", "ended", "cooled", "disabled", "enable", "give up")
+    limit: ClassVar[int | Adaptive] = LIMIT
 
     def __init__(self, game: HealthGame, process: Process) -> None:
         self.game, self.process = game, process
@@ -124,7 +126,7 @@ class HealthPart(Part):
         self.leases_lost = 0
         self._effects: Effects = []
         self.rotation = Rotation(
-            [Resource(NAMES[0], "v", LIMIT), Resource(NAMES[1], "v")],
+            [Resource(NAMES[0], "v", self.limit), Resource(NAMES[1], "v")],
             strategy=NAMED["round_robin"],
             cooldown_table=_COOLDOWNS,
             probe_on_recovery=True,

@@ -236,6 +236,25 @@ def test_l02_c14_a_file_of_keys_may_have_several_quotas(tmp_path: Path) -> None:
     ]
 
 
+def test_c14_l04_a_file_of_keys_may_have_adaptive_limits(tmp_path: Path) -> None:
+    path = keys_file(
+        tmp_path,
+        'max_in_flight = "adaptive"\n[keys]\na = "sk-1"\nb = { value = "sk-2", max_in_flight = 3 }\n'
+        'c = { value = "sk-3", max_in_flight = { start = 8, most = 50, pause = 2 } }\n',
+        0o600,
+    )
+    keys = read_keys([str(path)], {})
+    assert [one["max_in_flight"] for one in keys.pool().snapshot().values()] == [4, 3, 8]
+    assert keys.most_in_flight == 200 + 3 + 50
+
+
+@pytest.mark.parametrize("limit", ['"adaptiv"', "0", "true", "{ begin = 5 }", "{ start = 0 }", "{ most = 2 }"])
+def test_c14_l04_a_wrong_limit_in_a_file_of_keys_is_named(tmp_path: Path, limit: str) -> None:
+    path = keys_file(tmp_path, f"max_in_flight = {limit}\n[keys]\na = 'sk-1'\n", 0o600)
+    with pytest.raises(WrongCall, match=r'keys\.toml: .*write max_in_flight = 4, "adaptive", or'):
+        read_keys([str(path)], {})
+
+
 # -- what errors say about keys ----------------------------------------------------------------------------------------
 
 

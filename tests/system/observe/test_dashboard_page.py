@@ -16,7 +16,10 @@ from typing import Any
 import pytest
 
 from headgate import (
+    Adaptive,
+    CooldownResource,
     DisableResource,
+    PoolExhausted,
     Quota,
     Resource,
     ResourcePool,
@@ -294,6 +297,25 @@ def test_o21_a_cooling_key_can_be_disabled_and_what_people_do_is_no_refusal(page
     assert page.run(f"return {ROW}.cells[{refused}].innerText", "key-2") == "0"
     assert re.search(r"Refusals a second\s+0\s*0 in all", page.text())
     program.do(program.keys.enable("key-2"))
+
+
+def test_l04_o20_an_adaptive_limit_is_shown_with_its_bounds_and_its_last_cut(page: Browser, program: Program) -> None:
+    async def refused(_: Resource[str]) -> None:
+        raise CooldownResource(reason="429")
+
+    async def cut() -> None:
+        await program.keys.add("key-9", "a value", max_in_flight=Adaptive(start=6, most=50), tags=["l04"])
+        with pytest.raises(PoolExhausted):
+            await program.keys.run(refused, tags=["l04"])
+
+    program.do(cut())
+    try:
+        page.press("3")
+        page.until(f"return {ROW}?.innerText.includes('1 to 50, refused at 1')", "key-9")
+        page.press("5")
+        page.until_text("key-9 takes 1 at a time, refused at 1: 429")
+    finally:
+        program.do(program.keys.remove("key-9"))
 
 
 def test_o23_a_cooled_key_counts_down_and_can_be_enabled_by_keyboard_alone(page: Browser, program: Program) -> None:

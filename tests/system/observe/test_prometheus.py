@@ -22,7 +22,17 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 import headgate
-from headgate import Cost, Quota, ResourcePool, TaskPool, WorkerPool
+from headgate import (
+    Adaptive,
+    CooldownResource,
+    Cost,
+    PoolExhausted,
+    Quota,
+    Resource,
+    ResourcePool,
+    TaskPool,
+    WorkerPool,
+)
 from headgate.dashboard.scraping import KEPT, Labelled, joined
 from headgate.dashboard.sources import ThisProgram
 from headgate.observe import prometheus, sampler
@@ -103,6 +113,30 @@ def test_l02_o30_each_window_of_a_quota_is_a_series(program: Program, registry: 
         "what is learned is not known"
     )
     del pool, learning
+
+
+def test_l04_o30_an_adaptive_limit_has_its_bounds_and_its_last_cut() -> None:
+    async def refused(key: Resource[str]) -> None:
+        raise CooldownResource
+
+    async def main() -> None:
+        resources = [Resource("a", "secret-a", Adaptive(start=6, most=50)), Resource("b", "secret-b", 7)]
+        keys = ResourcePool([*resources, Resource("c", "secret-c")], name="l04-keys")
+        with pytest.raises(PoolExhausted):
+            await keys.run(refused, exclude=["b", "c"])
+        source = ThisProgram()
+        await source.open(lambda: None)
+        try:
+            seen = samples(await source.ask("here", {"ask": "metrics"}))
+        finally:
+            await source.close()
+        limits = labelled(seen, "headgate_resource_limit", "resource", keys.name)
+        assert limits == {"a": 1.0, "b": 7.0}
+        figures = ("limit_least", "limit_most", "limit_cuts_total", "refused_at")
+        found = [value(seen, f"headgate_resource_{name}", pool=keys.name, resource="a") for name in figures]
+        assert found == [1.0, 50.0, 1.0, 1.0]
+
+    asyncio.run(main())
 
 
 def test_o30_units_are_base_units_and_names_begin_alike(program: Program, registry: CollectorRegistry) -> None:

@@ -240,6 +240,14 @@ def test_h03_shares_are_told() -> None:
     assert share_of(some, "b") == Share(0, 0, 1, 0)
 
 
+def test_l04_what_is_held_above_a_level_that_has_fallen_is_wanted_back() -> None:
+    some = {"a": claim(5, limit=200), "b": claim(5, limit=200)}
+    assert share_of(some, "a") == Share(5, 0, 100, 0)
+    assert share_of(some, "a", 8.9) == Share(5, 0, 4, 2)
+    assert grant({**some, "c": claim(0, 3, limit=200)}, 8.9) == {}
+    assert grant({**some, "c": claim(0, 3, limit=200)}, 11.5)["c"].held == 1
+
+
 # -- the exchange ------------------------------------------------------------------------------------------------------
 
 

@@ -23,6 +23,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from tests.support.sharing.adaptive_part import AdaptiveGame, AdaptivePart
 from tests.support.sharing.health_part import HealthGame, HealthPart
 from tests.support.sharing.quotas_part import QuotasGame, QuotasPart
 from tests.support.sharing.slots_part import SlotsGame, SlotsPart
@@ -180,6 +181,7 @@ def machine_of(kind: Kind) -> type[Machine]:
 KINDS = [
     pytest.param(Kind(SpendingPart, SpendingGame), id="trial"),
     pytest.param(Kind(HealthPart, HealthGame), id="health"),
+    pytest.param(Kind(AdaptivePart, AdaptiveGame), id="adaptive"),
     pytest.param(Kind(QuotasPart, partial(QuotasGame, "sliding")), id="quotas-sliding"),
     pytest.param(Kind(QuotasPart, partial(QuotasGame, "bucket")), id="quotas-bucket"),
     *(
@@ -195,7 +197,7 @@ KINDS = [
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_g10_g14_g20_g21_g22_g25_h02_h03_h05_h10_no_order_of_events_breaks_a_shared_state(
+def test_g10_g14_g20_g21_g22_g25_h02_h03_h05_h10_l04_no_order_of_events_breaks_a_shared_state(
     kind: Kind, scale: float
 ) -> None:
     run_state_machine_as_test(

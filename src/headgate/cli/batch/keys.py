@@ -6,6 +6,7 @@
     [keys]
     team-a = "env:OPENAI_KEY_1"
     team-b = { value = "command:pass show openai/b", max_in_flight = 4, tags = ["gpt"] }
+    team-c = { value = "env:OPENAI_KEY_3", max_in_flight = "adaptive" }     # or { start = 4, most = 50, ... }
 
 No message shows a value, nor what a command printed.
 """
@@ -29,7 +30,10 @@ ATTEMPTS = 20
 ERRORS = 3
 """How many attempts of a record may end in an error that is not the key's: 5xx, a broken connection."""
 
-_SETTINGS = ("strategy", "cooldown_table", "max_attempts", "probe_on_recovery", "cancel_siblings", "quota", "classify")
+_SETTINGS = (
+    *("strategy", "cooldown_table", "max_attempts", "probe_on_recovery", "cancel_siblings"),
+    *("max_in_flight", "quota", "classify"),
+)
 _CLASSIFIERS = ("http_errors", "none")
 _FIELDS = ("value", "max_in_flight", "tags", "weight", "quota", "quota_group")
 
@@ -57,6 +61,16 @@ class Keys:
             engine = engine_of(pool)
             engine.plan = replace(engine.plan, max_errors=max_errors)
         return pool
+
+    @property
+    def most_in_flight(self) -> int | None:
+        """How many calls at a time all keys together take at most; None: one of them has no limit."""
+        from headgate.gate.adaptive import Adaptive
+
+        limits = [fields.get("max_in_flight", self.settings.get("max_in_flight")) for fields in self.fields.values()]
+        if None in limits:
+            return None
+        return sum(limit.most if isinstance(limit, Adaptive) else limit for limit in limits if limit is not None)
 
     def load_classifier(self) -> None:
         """Import what `classify` names, and let pools have it. Raises WrongCall."""
@@ -106,15 +120,34 @@ def _read_file(keys: Keys, path: Path, resolve: Resolver) -> None:
     if given is not None and not (isinstance(given, str) and (given in _CLASSIFIERS or ":" in given)):
         raise WrongCall(f'{path}: classify must be "http_errors", "none" or "module:function", got {given!r}')
     keys.classify = given or keys.classify
-    keys.settings |= _with_quota(settings, str(path))
+    keys.settings |= _with_limits(settings, str(path))
     for name, value in table.items():
         fields = dict(value) if isinstance(value, dict) else {"value": value}
         for known in fields:
             check_known(known, _FIELDS, f"field of the key {name} in {path}")
         if not isinstance(fields.get("value"), (str, dict, list)) or not fields["value"]:
             raise WrongCall(f'the key {name} in {path} has no value: write {name} = "env:NAME" or {{ value = ... }}')
-        fields = _with_quota(fields, f"{path}, key {name}")
+        fields = _with_limits(fields, f"{path}, key {name}")
         _add(keys, name, {**fields, "value": resolve.everywhere(fields["value"])})
+
+
+def _with_limits(fields: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return the fields with a Quota and an Adaptive in place of their descriptions."""
+    return _with_adaptive(_with_quota(fields, where), where)
+
+
+def _with_adaptive(fields: dict[str, Any], where: str) -> dict[str, Any]:
+    from headgate.gate.adaptive import Adaptive, checked_max_in_flight
+
+    if "max_in_flight" not in fields:
+        return fields
+    given = fields["max_in_flight"]
+    try:
+        limit = Adaptive(**given) if isinstance(given, dict) else checked_max_in_flight(given)
+    except (HeadgateError, TypeError) as error:
+        form = 'write max_in_flight = 4, "adaptive", or { start = 4, least = 1, most = 200, pause = 5.0 }'
+        raise WrongCall(f"{where}: {error}: {form}") from error
+    return {**fields, "max_in_flight": limit}
 
 
 def _with_quota(fields: dict[str, Any], where: str) -> dict[str, Any]:

@@ -563,6 +563,7 @@ function resourcesView() {
     { ...meter("Back in", (row) => { const seconds = rest(row); return seconds > 0 ? [seconds / longestRest(row), `${seconds.toFixed(1)} s`, "warn"] : [null, ""]; }, { sort: "cooldown" }), className: "rest" },
     text("Quota left", (row) => Object.entries(row.quota?.windows ?? {}).map(([name, one]) => windowText(name, one, since())).join(", "), { less: true, optional: true }),
     meter("In flight", (row) => (row.max_in_flight ? [row.in_flight / row.max_in_flight, `${row.in_flight} of ${row.max_in_flight}`] : [null, whole(row.in_flight)]), { num: true, sort: "in_flight", least: true }),
+    text("Adaptive", (row) => (row.adaptive ? `${row.adaptive.least} to ${row.adaptive.most}${row.adaptive.refused_at === null ? "" : `, refused at ${row.adaptive.refused_at} ${seconds(row.adaptive.seconds_since_cut + since())} ago`}` : ""), { less: true, optional: true }),
     text("Ok", (row) => whole(row.successes), { num: true, sort: "successes", least: true }),
     text("Refused", (row) => whole(row.refusals), { num: true, sort: "refusals", least: true }),
     text("Ok of ended", okOfEnded, { num: true, less: true }),
@@ -708,6 +709,7 @@ const workerName = (e) => (e.pid ? `${e.uid} (pid ${e.pid})` : e.uid);
 const SENTENCES = {
   resource_cooled: (e) => `${e.resource_id} cools down for ${seconds(e.seconds)}${e.consecutive > 1 ? `, ${e.consecutive} in a row` : ""}: ${e.reason ?? "no reason given"}`,
   resource_disabled: (e) => `${e.resource_id} is disabled: ${e.reason ?? "by hand"}`,
+  resource_limit_changed: (e) => `${e.resource_id} takes ${e.limit} at a time, ${e.refused_at === null ? `up from ${e.old_limit}` : `refused at ${e.refused_at}: ${e.reason ?? "no reason given"}`}`,
   resource_recovered: (e) => `${e.resource_id} is back`,
   resource_enabled: (e) => `${e.resource_id} is enabled`,
   resource_added: (e) => `${e.resource_id} was added`,
