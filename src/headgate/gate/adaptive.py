@@ -18,9 +18,9 @@ followed too. The price is about one refusal in two pauses, for as long as the c
 Measured in virtual time: 0.90 of a capacity that is fixed or falls is used, 0.75 of one that rises, 0.65 of one that
 swings, and less than 2 % of calls are refused after the first minute.
 
-**Many processes** that share a limit each learn from their own calls, and exchange a `Level`. Levels are only ever
-*joined*, and the join is the larger of two in one order, so processes come to the same level however often and in which
-order messages arrive. A cut counts more than any growth before it. Two processes that cut because of the same storm
+**Many processes** that share a limit each learn from their own calls, and exchange an `AdaptiveLevel`. Levels are only
+ever *joined*, and the join is the larger of two in one order, so processes come to the same level however often and in
+which order messages arrive. A cut counts more than any growth before it. Two processes that cut because of the same storm
 cut once, because both count it with the same number.
 """
 
@@ -99,7 +99,7 @@ def checked_max_in_flight(given: object) -> int | Adaptive | None:
     return given
 
 
-class Level(NamedTuple):
+class AdaptiveLevel(NamedTuple):
     """What is known of a limit, as processes exchange it. A later one compares as greater: see `join`."""
 
     cuts: int
@@ -112,12 +112,12 @@ class Level(NamedTuple):
     """The next probe, as a part of the limit."""
 
 
-def join(one: Level, other: Level) -> Level:
+def join(one: AdaptiveLevel, other: AdaptiveLevel) -> AdaptiveLevel:
     """Return the later of two levels; of two that are as late, the lower one."""
     return max(one, other, key=_lateness)
 
 
-def _lateness(level: Level) -> tuple[float, ...]:
+def _lateness(level: AdaptiveLevel) -> tuple[float, ...]:
     return level.cuts, level.growths, -level.limit, -level.refused, -level.step
 
 
@@ -136,7 +136,7 @@ class AdaptiveLimit:
 
     def __init__(self, policy: Adaptive) -> None:
         self.policy: Adaptive = policy
-        self.level: Level = Level(0, 0, float(policy.start))
+        self.level: AdaptiveLevel = AdaptiveLevel(0, 0, float(policy.start))
         self.last_cut: Cut | None = None
         """The last cut, or None before the first."""
         self._cut_at = -math.inf  # or when this process heard of the last cut
@@ -204,7 +204,7 @@ class AdaptiveLimit:
         if known and in_flight >= known and now - self._cut_at <= _REMEMBERED * self.policy.pause:
             refused = known
         cut = max(float(self.policy.least), _CUT * min(float(in_flight), limit))
-        self.level = Level(self.level.cuts + 1, 0, cut, refused)
+        self.level = AdaptiveLevel(self.level.cuts + 1, 0, cut, refused)
         self.last_cut = Cut(now, in_flight)
         self._cut_at, self._clean = now, 0
         return True
@@ -214,7 +214,7 @@ class AdaptiveLimit:
         """Seconds for which a resource rests after a refusal that names none."""
         return min(_LONGEST_REST, _REST * 2.0 ** min(8, max(0, self._streak - 1)))
 
-    def heard(self, level: Level, now: float) -> bool:
+    def heard(self, level: AdaptiveLevel, now: float) -> bool:
         """Join what another process knows. True: it is news.
 
         Calls that began before this moment began under another limit, whatever clock they are compared by. So a refusal

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
-from headgate.gate.adaptive import Level
+from headgate.gate.adaptive import AdaptiveLevel
 from headgate.gate.adaptive import join as join_levels
 from headgate.resources.health import UNKNOWN, Outage, Record, is_forgotten, is_same, join
 from headgate.resources.permits import Claim, Share, Wish, claim_of, grant, share_of
@@ -30,7 +30,7 @@ class News(NamedTuple):
     wishes: Mapping[str, Wish] = {}
     held: Mapping[str, Wish] = {}
     """Other permits that it has. They count if the state was lost: whoever has spoken has said all that it holds."""
-    levels: Mapping[str, Level] = {}
+    levels: Mapping[str, AdaptiveLevel] = {}
     """Of its adaptive limits, all of them: no permit is granted by a bound alone."""
 
 
@@ -40,7 +40,7 @@ class Told(NamedTuple):
     now: float
     health: Mapping[str, Record]
     shares: Mapping[str, Share]
-    levels: Mapping[str, Level] = {}
+    levels: Mapping[str, AdaptiveLevel] = {}
 
 
 class State:
@@ -48,7 +48,7 @@ class State:
 
     def __init__(self) -> None:
         self.health: dict[str, Record] = {}
-        self.levels: dict[str, tuple[Level, float]] = {}
+        self.levels: dict[str, tuple[AdaptiveLevel, float]] = {}
         """Of adaptive limits, and when each was changed last."""
         self.members: dict[str, Claims] = {}
         """What each participant has of the permits."""
@@ -123,7 +123,7 @@ def _join(state: State, turn: Turn, records: Mapping[str, Record]) -> None:
             turn.wakes.update(state.members)
 
 
-def _join_levels(state: State, turn: Turn, levels: Mapping[str, Level]) -> None:
+def _join_levels(state: State, turn: Turn, levels: Mapping[str, AdaptiveLevel]) -> None:
     for mark, level in levels.items():
         known = state.levels.get(mark)
         joined = level if known is None else join_levels(known[0], level)
@@ -188,9 +188,9 @@ def _record(value: Any) -> Record:
     return join(Record(whole(generation), disabled, number(cleared), known, number(at)), Record(whole(generation)))
 
 
-def _level(value: Any) -> tuple[Level, float]:
+def _level(value: Any) -> tuple[AdaptiveLevel, float]:
     cuts, growths, limit, refused, step, at = row(value, 6)
-    level = Level(whole(cuts), whole(growths), number(limit, 1.0), number(refused, 0.0), number(step, 0.0))
+    level = AdaptiveLevel(whole(cuts), whole(growths), number(limit, 1.0), number(refused, 0.0), number(step, 0.0))
     return level, number(at)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable
 from itertools import islice
 from typing import NamedTuple, Protocol
 
-from headgate.gate.adaptive import Level
+from headgate.gate.adaptive import AdaptiveLevel
 from headgate.resources.costs import AnyCost
 from headgate.resources.effects import Effects
 from headgate.resources.exchange import News, Told
@@ -76,7 +76,7 @@ class Replica:
         self._limited: list[_Track] = []  # those with permits or a right to probe
         self._returned: dict[str, Wish] = {}  # permits of resources that were removed
         self._alone = False
-        self._levels: dict[str, Level] = {}  # as the store knows them
+        self._levels: dict[str, AdaptiveLevel] = {}  # as the store knows them
         self._acquires = -1
         self._asked_at = -math.inf
         self.grants: int = 0
@@ -138,7 +138,7 @@ class Replica:
         self._unsent = set()
         return News(records, wishes, held, levels)
 
-    def _own_levels(self) -> dict[str, Level]:
+    def _own_levels(self) -> dict[str, AdaptiveLevel]:
         adaptive = ((track.mark, track.member.sharing.adaptive) for track in self._limited)
         return {mark: limit.level for mark, limit in adaptive if limit is not None}
 

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, cast
 from headgate.core.checks import Affinity
 from headgate.core.wait_queue import WaitQueue, serve
 from headgate.errors import InvalidArgument, UnknownResource
-from headgate.gate.adaptive import Level
+from headgate.gate.adaptive import AdaptiveLevel
 from headgate.resources import affinity_cooldowns
 from headgate.resources.accounts import Account
 from headgate.resources.cooldowns import SAME_UNTIL, Cooldown, cooldown_after, take_rest
@@ -784,7 +784,7 @@ class Rotation:
         at = None if cut is None or cut.at != now else cut.in_flight
         return [Limit(resource.resource_id, number, old or 0, at, one, use) for one in resource.sharing.members]
 
-    def level_heard(self, member: Member, level: Level, now: float) -> Effects:
+    def level_heard(self, member: Member, level: AdaptiveLevel, now: float) -> Effects:
         """Take over what other processes know of an adaptive limit."""
         resource = member.resource
         adaptive, old = resource.sharing.adaptive, resource.max_in_flight

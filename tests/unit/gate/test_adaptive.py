@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.errors import InvalidArgument
-from headgate.gate.adaptive import Adaptive, AdaptiveLimit, Level, join
+from headgate.gate.adaptive import Adaptive, AdaptiveLevel, AdaptiveLimit, join
 
 
 def clean_round(limit: AdaptiveLimit, now: float) -> bool:
@@ -163,20 +163,22 @@ def test_l04_the_rest_is_brief_and_grows_only_while_nothing_succeeds() -> None:
 # -- many processes ----------------------------------------------------------------------------------------------------
 
 LEVELS = st.builds(
-    Level, st.integers(0, 3), st.integers(0, 3), st.sampled_from([1.0, 2.5, 8.0]), st.sampled_from([0.0, 9.0])
+    AdaptiveLevel, st.integers(0, 3), st.integers(0, 3), st.sampled_from([1.0, 2.5, 8.0]), st.sampled_from([0.0, 9.0])
 )
 
 
 @given(LEVELS, LEVELS, LEVELS)
-def test_l04_levels_join_in_any_order_and_however_often(one: Level, two: Level, three: Level) -> None:
+def test_l04_levels_join_in_any_order_and_however_often(
+    one: AdaptiveLevel, two: AdaptiveLevel, three: AdaptiveLevel
+) -> None:
     assert join(one, two) == join(two, one)
     assert join(join(one, two), three) == join(one, join(two, three))
     assert join(one, one) == one
 
 
 def test_l04_a_cut_counts_more_than_any_growth_before_it() -> None:
-    assert join(Level(1, 9, 80.0, 40.0), Level(2, 0, 20.0, 25.0)).limit == 20.0
-    assert join(Level(1, 3, 30.0), Level(1, 4, 33.0)).limit == 33.0, "a rise is followed by all"
+    assert join(AdaptiveLevel(1, 9, 80.0, 40.0), AdaptiveLevel(2, 0, 20.0, 25.0)).limit == 20.0
+    assert join(AdaptiveLevel(1, 3, 30.0), AdaptiveLevel(1, 4, 33.0)).limit == 33.0, "a rise is followed by all"
 
 
 def test_l04_two_processes_that_meet_one_storm_cut_once() -> None:
@@ -296,7 +298,7 @@ def test_l04_random_histories_keep_the_rule(policy: Adaptive, steps: list[tuple[
 @given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["round", "refused", "tell"]), st.integers(0, 2))))
 def test_l04_processes_that_have_told_each_other_everything_agree(steps: list[tuple[int, str, int]]) -> None:
     limits = [AdaptiveLimit(Adaptive()) for _ in range(3)]
-    known = [Level(0, 0, 4.0)]
+    known = [AdaptiveLevel(0, 0, 4.0)]
     for now, (who, what, whom) in enumerate(steps):
         if what == "round":
             clean_round(limits[who], float(now))
