@@ -20,8 +20,8 @@ swings, and less than 2 % of calls are refused after the first minute.
 
 **Many processes** that share a limit each learn from their own calls, and exchange an `AdaptiveLevel`. Levels are only
 ever *joined*, and the join is the larger of two in one order, so processes come to the same level however often and in
-which order messages arrive. A cut counts more than any growth before it. Two processes that cut because of the same storm
-cut once, because both count it with the same number.
+which order messages arrive. A cut counts more than any growth before it. Two processes that cut because of the same
+storm cut once, because both count it with the same number.
 """
 
 from __future__ import annotations
