@@ -399,10 +399,16 @@ def _prefix(name: str) -> str:
 def test_o30_the_table_of_the_documentation_names_exactly_what_is_exported(
     program: Program, registry: CollectorRegistry
 ) -> None:
+    def refused(key: Resource[str]) -> None:
+        raise CooldownResource
+
     limited = ResourcePool({"limited": "a"}, quota=Quota(requests=5))  # only such a pool has series of windows
+    adaptive = ResourcePool({"adaptive": "a"}, max_in_flight="adaptive")  # and such a one of bounds and a last cut
+    with pytest.raises(PoolExhausted):
+        adaptive.run_sync(refused)
     names = {re.sub(r"_(bucket|sum|count)$", "", name) for name, _ in exported(program, registry)}
     assert documented() == names
-    del limited
+    del limited, adaptive
 
 
 # -- the server of a worker --------------------------------------------------------------------------------------------
