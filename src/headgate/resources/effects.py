@@ -59,6 +59,15 @@ class Enable:
 
 
 @dataclass(frozen=True, slots=True)
+class Pause:
+    """A resource was paused or resumed by hand. Its status is as it was."""
+
+    resource_id: str
+    paused: bool = True
+    member: Member | None = field(default=None, repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Tell:
     """Something is to be told to other processes that users are not told of: a count was cleared, a permit is free."""
 
@@ -93,5 +102,5 @@ class Watch:
     ticket: WaitTicket
 
 
-Effect = Cool | Disable | Recover | Enable | Tell | Cancel | Serve | Starve | Watch
+Effect = Cool | Disable | Recover | Enable | Pause | Tell | Cancel | Serve | Starve | Watch
 Effects = list[Effect]

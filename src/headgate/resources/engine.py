@@ -45,6 +45,7 @@ from headgate.resources.effects import (
     Effect,
     Effects,
     Enable,
+    Pause,
     Recover,
     Serve,
     Starve,
@@ -647,7 +648,7 @@ def begin(effects: Effects, reason: str | None) -> Callable[[], None] | None:
     touched: set[Engine[Any]] = set()
     changed: dict[Engine[Any], set[Member]] = {}
     todo: deque[Effect] = deque(effects)
-    news: list[Cool | Disable | Recover | Enable] = []
+    news: list[Cool | Disable | Recover | Enable | Pause] = []
     while todo:
         effect = todo.popleft()
         if isinstance(effect, Cancel):
@@ -664,7 +665,7 @@ def begin(effects: Effects, reason: str | None) -> Callable[[], None] | None:
         else:
             assert effect.member is not None
             engine = _engine(effect.member)
-            if engine.shared is not None:
+            if engine.shared is not None and not isinstance(effect, Pause):
                 changed.setdefault(engine, set()).add(effect.member)
             if not isinstance(effect, Tell):
                 news.append(effect)
@@ -678,9 +679,12 @@ def begin(effects: Effects, reason: str | None) -> Callable[[], None] | None:
     return partial(_report, news, reason) if news else None
 
 
-def _report(news: list[Cool | Disable | Recover | Enable], reason: str | None) -> None:
+def _report(news: list[Cool | Disable | Recover | Enable | Pause], reason: str | None) -> None:
     for effect in news:
         engine = _engine(effect.member)
+        if isinstance(effect, Pause):
+            engine.reporter.paused(effect)
+            continue
         engine.reporter.health_changed(effect, reason)
         if isinstance(effect, Disable):
             engine.tell_followers()

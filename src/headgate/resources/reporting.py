@@ -12,7 +12,7 @@ from headgate.core.redaction import log_exception, redact
 from headgate.errors import PoolExhausted
 from headgate.resources import events
 from headgate.resources.attempts import Call
-from headgate.resources.effects import Cool, Disable, Enable, Recover
+from headgate.resources.effects import Cool, Disable, Enable, Pause, Recover
 from headgate.resources.members import Use
 from headgate.resources.model import ResourceStatus, Usage
 
@@ -130,6 +130,12 @@ class Reporter:
         events.HEALTH.emit(event)
         if not isinstance(effect, Cool) or effect.affinity is None:  # else its status is the same
             self._call_back(resource_id, old, new)
+
+    def paused(self, effect: Pause) -> None:
+        """Emit that a resource was paused or resumed."""
+        kind = events.ResourcePaused if effect.paused else events.ResourceResumed
+        if events.HEALTH.listeners:
+            events.HEALTH.emit(kind(at=clock.wall(), pool=self.name, resource_id=effect.resource_id))
 
     def _call_back(self, resource_id: str, old: ResourceStatus, new: ResourceStatus) -> None:
         seq = next(self._changes)

@@ -514,6 +514,25 @@ class TaskPool:
         executor.scheduler.limit_keys(limits)
         executor.pump()
 
+    def pause(self) -> None:
+        """Start no queued task until `resume`, in all processes together. What runs continues.
+
+        Queued tasks can still expire or be cancelled. `drain` and `close` resume the pool first.
+        """
+        self._executor.pauses.set("pause()", paused=True)
+
+    def resume(self) -> None:
+        """Start queued tasks again after `pause`. Tenants that are paused stay so."""
+        self._executor.pauses.set("resume()", paused=False)
+
+    def pause_tenant(self, tenant: Hashable) -> None:
+        """Start no queued task of this tenant until `resume_tenant`, as `pause` does for all."""
+        self._executor.pauses.set_tenant("pause_tenant()", tenant, paused=True)
+
+    def resume_tenant(self, tenant: Hashable) -> None:
+        """Start queued tasks of this tenant again after `pause_tenant`."""
+        self._executor.pauses.set_tenant("resume_tenant()", tenant, paused=False)
+
     def size(self) -> int:
         """How many tasks are unfinished: active, waiting and queued."""
         return self._executor.scheduler.size
@@ -542,12 +561,17 @@ class TaskPool:
     # -- the end -------------------------------------------------------------------------------------------------------
 
     async def drain(self) -> None:
-        """Return when nothing is queued or running, and no submitter waits for a place."""
+        """Return when nothing is queued or running, and no submitter waits for a place.
+
+        A paused pool, or a paused tenant, is resumed first; that is logged.
+        """
         if self._loading is not None:
             await self._loaded()
         if self._executor.loop is None:
             return
         self._executor.require_loop("drain()")
+        if self._shared is None or not self._submitter.is_idle():  # others may want their pause, and nothing waits here
+            self._executor.pauses.end("drain()")
         waiter = enclosing()
         if waiter is not None:
             await self._drain_inside(waiter)

@@ -16,6 +16,8 @@ def seconds_until_start(task: TaskRecord, *, new: bool) -> float | None:
     """
     pool, now = task.owner, clock.now()
     scheduler = pool.scheduler
+    if scheduler.is_paused(task):
+        return None  # until somebody resumes it
     found: list[float | None] = []
     if task.terms.due is not None:
         found.append(max(0.0, task.terms.due - now))

@@ -44,6 +44,7 @@ from headgate.tasks.runtime.lending import Lending
 from headgate.tasks.runtime.marks import mark_attempt, mark_waiting
 from headgate.tasks.runtime.messages import on_another_loop, overdue_error, without_loop
 from headgate.tasks.runtime.nested_waits import wake
+from headgate.tasks.runtime.pausing import Pauses
 from headgate.tasks.runtime.ports import Allocator, Explainer, Launcher, Listener, Ports
 from headgate.tasks.runtime.reporting import Reporter
 from headgate.tasks.runtime.results import ResultPolicy
@@ -90,6 +91,7 @@ class Executor:
         """How long the last tasks waited, by partition."""
         self.pace: Pace = Pace()
         self.shortages: Shortages = Shortages()
+        self.pauses: Pauses = Pauses(self)
         self.loop: asyncio.AbstractEventLoop | None = None
         self.last: Moment = Moment(float("-inf"), 0.0)
         """The newest Moment that was made."""
@@ -155,7 +157,7 @@ class Executor:
         slots = scheduler.slots
         if slots.active or slots.without or scheduler.depth:
             return
-        scheduler.queue.idle()
+        scheduler.idle()
         self.timers.clear()
         if self.allocator is not None:
             self.allocator.idle()
@@ -217,7 +219,7 @@ class Executor:
 
     def has_free_slot(self) -> bool:
         """Could a task start if it got what it needs?"""
-        return not self.scheduler.slots.exhausted
+        return not self.scheduler.slots.exhausted and not self.scheduler.paused
 
     @property
     def is_shared(self) -> bool:

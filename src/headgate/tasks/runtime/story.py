@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from headgate.core.one_line import one_line
 from headgate.core.redaction import redact
-from headgate.tasks.model import Mark, Remains, TaskRecord, Terms, Told
+from headgate.tasks.model import Mark, Remains, TaskRecord, Told
 
 if TYPE_CHECKING:
     from headgate.tasks.runtime.executor import Executor
@@ -86,19 +86,20 @@ def _with_waits(task: TaskRecord | Remains, marks: list[Mark], now: float, owner
             since, attempt = (mark.wall if mark.again else None), mark.attempt
         elif since is not None:
             if mark.kind == "waits" or mark.attempt == attempt + 1:  # else marks between these were not kept
-                lines += _turn(since, mark.wall, task.terms, owner)
+                lines += _turn(since, mark.wall, task, owner)
             since = None  # a mark says what it waited for from then on
         lines.append((mark.wall, _told(mark)))
     if since is None or task.status == "stale":  # its process was gone: nobody knows how long it was queued
         return lines
-    return [*lines, *_turn(since, now if task.ended is None else task.ended.wall, task.terms, owner)]
+    return [*lines, *_turn(since, now if task.ended is None else task.ended.wall, task, owner)]
 
 
-def _turn(since: float, until: float, terms: Terms, owner: Executor) -> list[tuple[float, str]]:
+def _turn(since: float, until: float, task: TaskRecord | Remains, owner: Executor) -> list[tuple[float, str]]:
     """The line that says how long a task waited for its turn; none if it was short."""
     if until - since < _SHORT:
         return []
-    seconds, what = owner.shortages.between(terms.need, since, until)
+    paused = owner.pauses.between(task.partition, since, until)
+    seconds, what = max(owner.shortages.between(task.terms.need, since, until), paused)
     told = f"waits {until - since:.3f} s for its turn"
     if until - since - seconds < _SHORT:
         return [(since, f"{told}: {what}")]

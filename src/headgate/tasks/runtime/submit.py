@@ -513,6 +513,8 @@ class Submitter:
             self._scheduler.discard(task)
             self._states.withdraw(task)
             where = "no slot of the shared budget is free" if budget.reachable else "the shared store does not answer"
+            if self._scheduler.is_paused(task):
+                where = "the pool or its tenant is paused"
             raise self._scheduler.busy(
                 f"{where}, and the policy of {self._executor.name!r} is fail_fast", self._retry_after(task)
             )
