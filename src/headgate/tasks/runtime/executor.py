@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from headgate.core.clock import clock
 from headgate.errors import StoreWriteFailed
+from headgate.gate.tenants import Window
 from headgate.tasks.events import AUDIT
 from headgate.tasks.handle import TaskHandle
 from headgate.tasks.model import (
@@ -608,12 +609,20 @@ class Executor:
 
     # -- time ----------------------------------------------------------------------------------------------------------
 
+    def limit_rates(self, window_of: Callable[[Hashable], Window | None]) -> None:
+        """Limit how many tasks of each tenant start within some time; `window_of` makes the window of a tenant."""
+        self.scheduler.limit_rates(window_of, lambda _: self._set_timer(), lambda: clock.now())
+        self.on_start = self.scheduler.began
+
     def plan(self, at: float, errand: Errand, task: TaskRecord) -> None:
         self.timers.add(at, errand, task)
         self._set_timer()
 
     def _set_timer(self) -> None:
         at, loop = self.timers.next_at(), self.loop
+        rates_at = self.scheduler.next_at()
+        if rates_at is not None and (at is None or rates_at < at):
+            at = rates_at
         if loop is None or (self._timer is not None and at is not None and self._timer_at <= at):
             return  # it rings early enough, and is set again then
         if self._timer is not None:
@@ -630,6 +639,7 @@ class Executor:
                 self._expire(task, now)
             elif self.scheduler.is_aside(task):
                 self.scheduler.enqueue(task)
+        self.scheduler.due(now)
         self.pump()
         self._set_timer()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import replace
 from heapq import nlargest
 from itertools import chain
@@ -90,8 +90,17 @@ def waiting_for(executor: Executor, shared: View | None) -> View | None:
     return _waiting_for(executor) if shared is None else _waiting_for_others(executor, shared)
 
 
-_CAUSES: Final = ("max_concurrent_per_key", "paused")
+_CAUSES: Final = ("rate_per_tenant", "max_concurrent_per_key", "paused")
 """Why tenants may start nothing. What ends by itself comes first."""
+
+
+def _parked(executor: Executor, parked: Mapping[str, Iterable[Hashable]]) -> View:
+    """Why these tenants start nothing, of which all is queued."""
+    cause = min(parked, key=_CAUSES.index)
+    times: list[float | None] = [None]
+    if cause == "rate_per_tenant":
+        times = [executor.scheduler.rate_opens_in(tenant) for tenant in parked[cause]]
+    return View({"cause": cause, "seconds": min((time for time in times if time is not None), default=None)})
 
 
 def _waiting_for(executor: Executor) -> View | None:
@@ -102,7 +111,7 @@ def _waiting_for(executor: Executor) -> View | None:
     if len(scheduler.queue):
         if not scheduler.unserved:
             parked = scheduler.parked()
-            return View({"cause": min(parked, key=_CAUSES.index), "seconds": None}) if parked else None
+            return _parked(executor, parked) if parked else None
         if executor.explainer is None:
             return View({"cause": "runner", "seconds": None})
         return View(executor.explainer.waiting_for(scheduler.unserved))

@@ -39,6 +39,9 @@ def story_of(task: TaskRecord, now: float) -> Story:
         marks.append(Mark("began", task.started.wall, where, task.attempt))
     if task.status == "queued" and task.terms.need in task.owner.scheduler.unserved and explainer is not None:
         marks.append(Mark("waits", now, explainer.why_waiting(task)))
+    elif task.status == "queued" and task.owner.scheduler.exceeds_rate(task):
+        seconds = task.owner.scheduler.rate_opens_in(task.partition) or 0.0
+        marks.append(Mark("waits", now, f"its tenant has used its rate, the next start is in {seconds:.1f} s"))
     lines = [(began, f"submitted{_options(task)}"), *_with_waits(task, marks, now, task.owner)]
     if task.ended is not None:
         lines.append((task.ended.wall, _end(task)))
@@ -103,7 +106,8 @@ def _turn(since: float, until: float, task: TaskRecord | Remains, owner: Executo
     told = f"waits {until - since:.3f} s for its turn"
     if until - since - seconds < _SHORT:
         return [(since, f"{told}: {what}")]
-    told = f"{told} behind other tasks (max_concurrent {owner.scheduler.limit})"
+    rated = ", rate_per_tenant" if owner.scheduler.has_rates else ""
+    told = f"{told} behind other tasks (max_concurrent {owner.scheduler.limit}{rated})"
     return [(since, f"{told}; for {seconds:.3f} s of it {what}" if seconds >= _SHORT else told)]
 
 

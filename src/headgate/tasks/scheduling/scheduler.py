@@ -8,14 +8,14 @@ here can be half done.
 from __future__ import annotations
 
 import sys
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from itertools import islice
 from typing import Literal
 
 from headgate.errors import InvalidArgument, PoolBusy, QueueFull
 from headgate.gate.queue import MOST_NEEDS, Place, Queue
 from headgate.gate.rounds import Backlogs
-from headgate.gate.tenants import Caps, Tenants
+from headgate.gate.tenants import Caps, Rates, Tenants, Window
 from headgate.tasks.admission import Answer, OfLargestBacklog, Policy, victims_of
 from headgate.tasks.model import TaskRecord
 from headgate.tasks.scheduling.share import Share
@@ -31,6 +31,10 @@ _LOOKED_AT = 16
 and again, would cost more than the preference is worth: the queue offers them too, when their turn comes."""
 
 
+def _no_time() -> float:
+    return 0.0
+
+
 class Scheduler:
     """The queue and the slots of one pool."""
 
@@ -39,6 +43,7 @@ class Scheduler:
         "_backlogs",
         "_direct",
         "_families",
+        "_now",
         "_paused",
         "_share",
         "_tenants",
@@ -69,6 +74,7 @@ class Scheduler:
         self._victims = victims_of(policy)
         self._tenants: Tenants | None = None
         self._paused = False
+        self._now: Callable[[], float] = _no_time
         self._direct = share is None  # may an ended task's slot go to the next without asking anybody?
         self._share = share
         self.unserved: set[Hashable] = set() if share is None else share.unserved
@@ -200,6 +206,8 @@ class Scheduler:
             return f"every slot is in use ({self.slots.active} of {self.slots.limit})"
         if self._capped(task):
             return f"the key {task.partition!r} is at its cap"
+        if self.exceeds_rate(task):
+            return f"the tenant {task.partition!r} has started as many tasks as its rate allows"
         if task.terms.due is not None:
             return "a task with a delay cannot start at once"
         return why or "it cannot start now"
@@ -412,6 +420,47 @@ class Scheduler:
         self._tenants = self._tenants or None
         self._direct = self._share is None and self._tenants is None and not self._paused
 
+    def limit_rates(
+        self,
+        window_of: Callable[[Hashable], Window | None],
+        woken_at: Callable[[float], object],
+        now: Callable[[], float],
+    ) -> None:
+        """Limit how many tasks of each tenant start within some time. See `Rates`; `now` is the clock."""
+        self._now = now
+        self._limited().rates = Rates(window_of, woken_at)
+        self._settle_limits()
+
+    def began(self, task: TaskRecord) -> None:
+        """Count the start of a task against the rate of its tenant."""
+        if self._tenants is not None:
+            self._tenants.began(task.partition, self._now())
+
+    def next_at(self) -> float | None:
+        """When `due` must be called."""
+        rates = None if self._tenants is None else self._tenants.rates
+        return None if rates is None else rates.next_at()
+
+    def due(self, now: float) -> None:
+        """Let the tenants start tasks again whose rates allow it by now."""
+        if self._tenants is not None:
+            self._tenants.due(now)
+
+    def rate_opens_in(self, tenant: Hashable, ahead: float = 0.0) -> float | None:
+        """Estimate in how many seconds the rate of a tenant allows a start after `ahead` others; None without rates."""
+        rates = None if self._tenants is None else self._tenants.rates
+        return None if rates is None else rates.opens_in(tenant, self._now(), ahead)
+
+    @property
+    def has_rates(self) -> bool:
+        """Are there rates of tenants?"""
+        return self._tenants is not None and self._tenants.rates is not None
+
+    def exceeds_rate(self, task: TaskRecord) -> bool:
+        """Does the rate of its tenant allow no start now?"""
+        rates = None if self._tenants is None else self._tenants.rates
+        return rates is not None and rates.is_closed(task.partition)
+
     # -- pausing -------------------------------------------------------------------------------------------------------
 
     @property
@@ -477,6 +526,8 @@ class Scheduler:
         self.slots.active += 1
         if self._tenants is not None:
             self._tenants.took(task.partition)
+            if self._tenants.rates is not None and task.status == "queued":  # else it runs, and has waited for another
+                self._tenants.chosen(task.partition, self._now())
         if self._share is not None:
             self._share.started(task)
 
@@ -485,6 +536,8 @@ class Scheduler:
         self.slots.active -= 1
         if self._tenants is not None:
             self._tenants.gave(task.partition)
+            if self._tenants.rates is not None and task.status == "queued":
+                self._tenants.not_begun(task.partition, self._now())
         if self._share is None:
             return
         if freed == "unused":
