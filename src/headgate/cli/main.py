@@ -33,7 +33,7 @@ COMMANDS: dict[str, str] = {
     "retry": "run a failed task of a running program again",
     "enable": "declare a resource of a running program usable",
     "disable": "take a resource of a running program out of use",
-    "pause": "start no more tasks of a pool or tenant, or use a resource no more, for now",
+    "pause": "begin no new work with a pool, tenant or resource for now",
     "resume": "end what `headgate pause` has begun",
     "resize": "change how many tasks or workers a pool may have",
     "drain": "let a pool of tasks finish what it has, and close",

@@ -63,8 +63,9 @@ def pool_view(executor: Executor, rows: int, shared: View | None) -> dict[str, A
     oldest = nlargest(listed, first, key=lambda task: now - task.since.now)
     ended_badly = islice(reversed(executor.states.ended_badly), listed)
     waits = waiting_for(executor, shared)
-    lags = {key: one.lag for key, one in tenants.items()}  # those that wait longest come first, then those that waited
     paused = scheduler.paused_tenants()
+    # Those that wait longest come first, then those that waited. Paused ones are listed also if nothing is queued.
+    lags = {**dict.fromkeys(paused, 0.0), **{key: one.lag for key, one in tenants.items()}}
     ages, nothing = stats_of(islice(reversed(executor.ages), _AGES), 1.0, lags).keys, _Tenant()
     return {
         "id": executor.id,
