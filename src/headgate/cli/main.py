@@ -33,6 +33,8 @@ COMMANDS: dict[str, str] = {
     "retry": "run a failed task of a running program again",
     "enable": "declare a resource of a running program usable",
     "disable": "take a resource of a running program out of use",
+    "pause": "begin no new work with a pool, tenant or resource for now",
+    "resume": "end what `headgate pause` has begun",
     "resize": "change how many tasks or workers a pool may have",
     "drain": "let a pool of tasks finish what it has, and close",
     "certs": "make and check certificates for workers, for development",

@@ -81,9 +81,11 @@ def _figures(view: dict[str, Any]) -> tuple[str, ...]:
         from headgate.observe.history import DROPPED
 
         ended = (str(view[name]) for name in ("queued", "completed", "failed"))
-        return view["state"], running, *ended, str(sum(view[name] for name in DROPPED) or "")
+        state = "paused" if view.get("paused") and view["state"] == "open" else view["state"]
+        return state, running, *ended, str(sum(view[name] for name in DROPPED) or "")
     if view["kind"] == "resources":
         state = f"{view['healthy']} healthy, {view['cooling_down']} cooling, {view['disabled']} disabled"
+        state += f", {view['paused']} paused" if view.get("paused") else ""
         return state, str(view["in_flight"]), str(view["waiting"]), str(view["successes"]), "", ""
     if view["kind"] == "workers":
         state = f"{view['ready']} of {view['expected']} ready"

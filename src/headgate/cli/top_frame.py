@@ -231,6 +231,8 @@ def _several(views: Views) -> bool:
 def _state(view: dict[str, Any]) -> Piece:
     if view.get("held"):
         return Piece(f"loop held {view['held']:.0f} s", "red")
+    if view.get("paused"):
+        return Piece("paused", "yellow")
     if waits := view.get("waiting_for"):
         return Piece(f"waits: {waits['cause']}", "yellow")
     return Piece(str(view["state"]))
@@ -272,7 +274,7 @@ def _tenants(views: Views, settings: Settings, since: float) -> Table:
     return Table("Tenants", titles, (None, 16, 8, 8, 10, 10, 10), _sorted(rows, settings))
 
 
-_COLOURS = {"healthy": "green", "cooling_down": "yellow", "disabled": "red", "no_quota": "yellow"}
+_COLOURS = {"healthy": "green", "cooling_down": "yellow", "disabled": "red", "no_quota": "yellow", "paused": "yellow"}
 
 
 def _resources(views: Views, settings: Settings, since: float) -> Table:
@@ -288,6 +290,8 @@ def _resources(views: Views, settings: Settings, since: float) -> Table:
                 spent = max(0.0, row.get("quota", {}).get("seconds_until_open", 0.0) - since)
                 if status == "healthy" and spent:
                     status, left = "no_quota", spent
+                if row.get("paused") and status != "disabled":
+                    status = "paused"
                 most = "" if row["max_in_flight"] is None else f"/{row['max_in_flight']}"
                 refused = row["refusals"]
                 cells = [

@@ -73,7 +73,7 @@ class TaskAllocator:
         held: Permit | None = task.permit
         if held is not None:
             use = held.use
-            if not held.interrupted and (use is None or (use.member.resource.status == "healthy" and not _cools(use))):
+            if not held.interrupted and (use is None or _is_in_order(use)):
                 return held
             task.permit = None
             self.release(held)
@@ -162,9 +162,12 @@ class TaskAllocator:
         return not self.ending and self._changes is not None and not self._changes.has_free_slot()
 
 
-def _cools(use: Use) -> bool:
-    """Does its resource cool down for its affinity by now?"""
-    return not use.member.plain and use.member.cooling_until(use.affinity) is not None
+def _is_in_order(use: Use) -> bool:
+    """Is its resource still healthy, not paused, and not cooling down for its affinity?"""
+    member = use.member
+    if member.resource.status != "healthy" or member.sharing.paused:
+        return False
+    return member.plain or member.cooling_until(use.affinity) is None
 
 
 def requirement_of(task: TaskRecord) -> Requirement:

@@ -27,9 +27,11 @@ class TaskExplainer:
         return f"no resource of {self._resources.pool.name} is free: {self._resources.describe(requirement)}{soon}"
 
     def waiting_for(self, requirements: Collection[Hashable]) -> dict[str, Any]:
-        """What tasks of these requirements wait for: workers, any resource, or the end of a cooldown or a quota."""
+        """What tasks of these requirements wait for: workers, any resource, a cooldown, a quota, or a pause."""
         if self._resources is None:
             return {"cause": "workers", "seconds": None}
+        if requirements and all(self._resources.is_paused(as_requirement(need)) for need in requirements):
+            return {"cause": "paused", "seconds": None}
         times = [self._resources.back_in(as_requirement(need)) for need in requirements]
         if not times or None in times:
             return {"cause": "resources", "seconds": None}

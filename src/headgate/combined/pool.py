@@ -39,6 +39,7 @@ from headgate.resources.pool import ResourcePool
 from headgate.tasks.creating import pool_from
 from headgate.tasks.model import Scope
 from headgate.tasks.pool import TaskPool as PlainTaskPool
+from headgate.tasks.rates import RatePerTenant
 from headgate.tasks.runtime.ending import OnSignal
 from headgate.tasks.runtime.ports import Ports, Runner
 from headgate.tasks.strategies import Strategy
@@ -86,6 +87,7 @@ class TaskPool(PlainTaskPool):
         store: Store | str | None = None,
         keep: int = 10_000,
         max_concurrent_per_key: int | Mapping[Any, int] | None = None,
+        rate_per_tenant: RatePerTenant | None = None,
         audit: str | os.PathLike[str] | None = None,
         runner: Runner | Ports | None = None,
         fencing: bool = False,
@@ -115,6 +117,7 @@ class TaskPool(PlainTaskPool):
             store=store,
             keep=keep,
             max_concurrent_per_key=max_concurrent_per_key,
+            rate_per_tenant=rate_per_tenant,
             audit=audit,
             runner=_ports_of(resources, workers, runner, follows_workers=max_concurrent is None),
             fencing=fencing,

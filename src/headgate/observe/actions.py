@@ -1,4 +1,4 @@
-"""What can be done to a running program from outside: cancel, retry, enable, disable, resize, drain.
+"""What can be done to a running program from outside: cancel, retry, enable, disable, pause, resume, resize, drain.
 
 Each action runs on the event loop of its pool, and is told as an `ActionTaken` event, whether it worked or not.
 """
@@ -18,7 +18,7 @@ from headgate.observe.lines import said
 from headgate.registry import LivePool
 from headgate.tasks.model import Remains, TaskRecord
 from headgate.tasks.runtime.story import story_of, story_of_past
-from headgate.tasks.runtime.view import find_task, shown
+from headgate.tasks.runtime.view import find_task, shown, tenant_named
 
 T = TypeVar("T")
 Act = Callable[[Any, str], Coroutine[Any, Any, str]]
@@ -31,7 +31,8 @@ async def act(action: str, target: str, pool: str = "", origin: str = "program")
     """Carry out an action, on the loop of its pool; return what was done, or raise InvalidArgument.
 
     `target` is a task ("pool/17", "pool#17" or its id), a resource, or a number. `pool` is a name, or "#" and the
-    number of the pool in a snapshot; it may be left out where the target says which pool is meant.
+    number of the pool in a snapshot; it may be left out where the target says which pool is meant. What is paused and
+    resumed is the task pool that is the target, or the tenant or resource of this name in `pool`.
     """
     try:
         kinds, work, choose = _known(action)
@@ -192,6 +193,17 @@ def _whole(kinds: tuple[str, ...], target: str, pool: str) -> tuple[LivePool, st
     return _only(_pools(kinds, target or pool), "drain"), ""
 
 
+def _part(kinds: tuple[str, ...], target: str, pool: str) -> tuple[LivePool, str]:
+    """A task pool and "", or a pool and the name of a tenant or resource of it."""
+    if not pool:
+        return _only(_pools(("tasks",), target), "pause or resume"), ""
+    found = _pools(kinds, pool)
+    having = [one for one in found if one.kind == "tasks" or target in (one.snapshot() or {})]
+    if not having:
+        raise InvalidArgument(f"the pool {shown(pool)!r} has no resource {shown(target)!r}")
+    return _only(having, shown(target)), target
+
+
 def _found(executor: Any, number: str) -> TaskRecord | Remains:
     found = find_task(executor, int(number))
     if found is None:
@@ -225,6 +237,27 @@ async def _enable(pool: Any, resource_id: str) -> str:
 async def _disable(pool: Any, resource_id: str) -> str:
     await pool.disable(resource_id)
     return f"{resource_id} is disabled; what uses it goes on"
+
+
+async def _pause(pool: Any, part: str) -> str:
+    return _set_paused(pool, part, paused=True)
+
+
+async def _resume(pool: Any, part: str) -> str:
+    return _set_paused(pool, part, paused=False)
+
+
+def _set_paused(pool: Any, part: str, *, paused: bool) -> str:
+    is_now = "is paused; what runs continues" if paused else "is resumed"
+    if not hasattr(pool, "__executor__"):
+        (pool.pause if paused else pool.resume)(part)
+        return f"{part} {is_now}"
+    if not part:
+        (pool.pause if paused else pool.resume)()
+        return f"{pool.name} {is_now}"
+    tenant = tenant_named(pool.__executor__(), part)
+    (pool.pause_tenant if paused else pool.resume_tenant)(tenant)
+    return f"the tenant {shown(tenant)} of {pool.name} {is_now}"
 
 
 _busy: set[asyncio.Task[None]] = set()  # asyncio holds its tasks weakly
@@ -268,6 +301,8 @@ _ACTIONS: Final[dict[str, tuple[tuple[str, ...], Act, _Choice]]] = {
     "retry": (("tasks",), _retry, _task),
     "enable": (("resources",), _enable, _resource),
     "disable": (("resources",), _disable, _resource),
+    "pause": (("tasks", "resources"), _pause, _part),
+    "resume": (("tasks", "resources"), _resume, _part),
     "resize": (("tasks", "workers"), _resize, _number),
     "drain": (("tasks",), _drain, _whole),
 }

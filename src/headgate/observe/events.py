@@ -13,7 +13,7 @@ ACTIONS = topic_named("observe.actions")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionTaken(Event):
-    """Somebody has asked, in a terminal or on the page, to cancel, retry, enable, disable, resize or drain."""
+    """Somebody acted in a terminal or on the page: cancel, retry, enable, disable, pause, resume, resize or drain."""
 
     name: ClassVar[str] = "action_taken"
     topic: ClassVar[str] = ACTIONS.name

@@ -105,8 +105,18 @@ def _log_pool(event: Any) -> None:
     elif event.name == "pool_lease_lost":
         what = "are cancelled" if event.action == "cancel" else "finish, and nobody counts them"
         log.warning("%s: the lease was lost; %d running tasks %s", event.pool, event.running, what)
+    elif event.name == "pool_paused":
+        log.info("%s: %s paused; what runs continues", event.pool, _paused(event))
+    elif event.name == "pool_resumed" and event.before is None:
+        log.info("%s: %s resumed", event.pool, _paused(event))
+    elif event.name == "pool_resumed":
+        log.warning("%s: %s resumed, because %s waits for what is queued", event.pool, _paused(event), event.before)
     elif event.name == "pool_store_trouble":
         log.warning("%s: no task starts, the shared store does not answer: %s", event.pool, event.error)
+
+
+def _paused(event: Any) -> str:
+    return "the pool is" if event.tenant is None else f"the tenant {event.tenant!r} is"
 
 
 def _differences(one: Any, other: Any) -> str:
@@ -289,6 +299,14 @@ def _limit_changed(event: Any) -> tuple[object, ...]:
     return text, event.pool, event.resource_id, event.limit, event.refused_at, reason
 
 
+def _resource_paused(event: Any) -> tuple[object, ...]:
+    return "%s: %s is paused; what uses it continues", event.pool, event.resource_id
+
+
+def _resource_resumed(event: Any) -> tuple[object, ...]:
+    return "%s: %s is resumed", event.pool, event.resource_id
+
+
 def _unshared(event: Any) -> tuple[object, ...]:
     return "%s: health is not shared with other processes for now: %s", event.pool, _in_one_line(event.reason)
 
@@ -303,6 +321,8 @@ _SENTENCES: dict[str, tuple[str, Callable[[Any], tuple[object, ...]]]] = {
     "resource_recovered": ("INFO", _recovered),
     "resource_enabled": ("INFO", _enabled),
     "resource_limit_changed": ("DEBUG", _limit_changed),
+    "resource_paused": ("INFO", _resource_paused),
+    "resource_resumed": ("INFO", _resource_resumed),
     "health_unshared": ("WARNING", _unshared),
     "health_shared": ("INFO", _shared),
 }

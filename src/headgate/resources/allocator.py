@@ -137,7 +137,8 @@ class Allocator:
             return member is not None and self._suits(member, requirement, requirement.affinity)
 
     def _suits(self, member: Member, requirement: Requirement, affinity: Affinity | None) -> bool:
-        return requirement.fits(member.resource) and member.cooling_until(affinity) is None
+        is_usable = not member.sharing.paused and member.cooling_until(affinity) is None
+        return is_usable and requirement.fits(member.resource)
 
     def _reprice(self, use: Use, cost: AnyCost) -> bool:
         if use.reservation is None:
@@ -284,14 +285,14 @@ class Allocator:
     def matching(self, requirement: Requirement) -> list[tuple[str, int | None, bool, list[Use]]]:
         """Describe the resources that fit and are not disabled: id, limit, whether uses of it must end first, and uses.
 
-        A resource that only lacks quota is not such a one: time brings that back.
+        A resource that only lacks quota or is paused is not such a one: time or somebody brings it back.
         """
         with lock:
             return [
                 (
                     member.resource.resource_id,
                     member.resource.max_in_flight,
-                    member.resource.status == "healthy" and not member.lacks_only_quota,
+                    member.resource.status == "healthy" and not member.sharing.paused and not member.lacks_only_quota,
                     list(member.uses.values()),
                 )
                 for member in self.engine.rotation.matching_members(requirement)
@@ -333,9 +334,8 @@ class Allocator:
     def back_in(self, requirement: Requirement) -> tuple[float, Literal["cooldown", "quota"]] | None:
         """Seconds until the first resource that fits opens, and what ends then; None if some are not closed."""
         with lock:
-            now, rotation = clock.now(), self.engine.rotation
-            members = rotation.matching_members(requirement)
-            matching = [member for member in members if member.resource.status != "disabled"]
+            now = clock.now()
+            matching = self._usable(requirement)
             times = [(opens_at(member, 0.0, now, requirement.affinity), member) for member in matching]
             closed = [(time, member) for time, member in times if time is not None]
             if not closed or len(closed) < len(times):
@@ -343,6 +343,17 @@ class Allocator:
             first, member = min(closed, key=lambda one: one[0])
             cools = member.resource.status == "cooling_down" or member.cooling_until(requirement.affinity) is not None
             return max(0.0, first - now), "cooldown" if cools else "quota"
+
+    def is_paused(self, requirement: Requirement) -> bool:
+        """Whether all that could serve this requirement is paused."""
+        with lock:
+            members = self.engine.rotation.matching_members(requirement)
+            return not self._usable(requirement) and any(member.sharing.paused for member in members)
+
+    def _usable(self, requirement: Requirement) -> list[Member]:
+        """The resources that fit and are neither disabled nor paused."""
+        members = self.engine.rotation.matching_members(requirement)
+        return [one for one in members if one.resource.status != "disabled" and not one.sharing.paused]
 
     def call(self, requirement: Requirement, max_attempts: int | None, retries: int = 0) -> Call:
         """Make the `Call` that counts the attempts of one task: `max_attempts`, or else at least `retries` more."""

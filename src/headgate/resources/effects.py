@@ -72,6 +72,15 @@ class Limit:
 
 
 @dataclass(frozen=True, slots=True)
+class Pause:
+    """A resource was paused or resumed by hand. Its status is as it was."""
+
+    resource_id: str
+    paused: bool = True
+    member: Member | None = field(default=None, repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Tell:
     """Something is to be told to other processes that users are not told of: a count was cleared, a permit is free."""
 
@@ -106,5 +115,5 @@ class Watch:
     ticket: WaitTicket
 
 
-Effect = Cool | Disable | Recover | Enable | Limit | Tell | Cancel | Serve | Starve | Watch
+Effect = Cool | Disable | Recover | Enable | Limit | Pause | Tell | Cancel | Serve | Starve | Watch
 Effects = list[Effect]

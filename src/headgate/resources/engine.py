@@ -47,6 +47,7 @@ from headgate.resources.effects import (
     Effects,
     Enable,
     Limit,
+    Pause,
     Recover,
     Serve,
     Starve,
@@ -70,7 +71,7 @@ from headgate.sharing.link import send_due
 if TYPE_CHECKING:
     from headgate.resources.shared_health import SharedHealth
 
-Change = Cool | Disable | Recover | Enable | Limit
+Change = Cool | Disable | Recover | Enable | Limit | Pause
 """What users are told of a resource."""
 
 T = TypeVar("T")
@@ -684,7 +685,7 @@ def begin(effects: Effects, reason: str | None) -> Callable[[], None] | None:
         else:
             assert effect.member is not None
             engine = _engine(effect.member)
-            if engine.shared is not None:
+            if engine.shared is not None and not isinstance(effect, Pause):
                 changed.setdefault(engine, set()).add(effect.member)
             if not isinstance(effect, Tell):
                 news.append(effect)
@@ -703,8 +704,10 @@ def _report(news: list[Change], reason: str | None) -> None:
         engine = _engine(effect.member)
         if isinstance(effect, Limit):
             engine.reporter.limit_changed(effect, reason)
-            continue
-        engine.reporter.health_changed(effect, reason)
+        elif isinstance(effect, Pause):
+            engine.reporter.paused(effect)
+        else:
+            engine.reporter.health_changed(effect, reason)
         if isinstance(effect, Disable):
             engine.tell_followers()
 

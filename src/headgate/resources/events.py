@@ -132,6 +132,26 @@ class ResourceLimitChanged(ResourceEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ResourcePaused(ResourceEvent):
+    """A resource was paused by a call of `pause`: it gets no new calls. Its status does not change."""
+
+    name: ClassVar[str] = "resource_paused"
+    topic: ClassVar[str] = HEALTH.name
+
+    resource_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResourceResumed(ResourceEvent):
+    """A paused resource may be used again, because of a call of `resume`."""
+
+    name: ClassVar[str] = "resource_resumed"
+    topic: ClassVar[str] = HEALTH.name
+
+    resource_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HealthUnshared(ResourceEvent):
     """The store by which processes share the health of resources cannot be reached. The pool goes on by itself."""
 

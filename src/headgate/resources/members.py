@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from headgate.core.checks import Affinity
@@ -132,7 +133,8 @@ class Member:
         """Uses of the resource that have not ended, in whichever pool, oldest first."""
         self.notes: Any = None
         self.pickers: tuple[Picker, ...] = ()
-        self.unavailable: bool = False  # cooling, disabled, on trial with as many uses as that allows, or without quota
+        # Cooling, disabled, paused, on trial with as many uses as that allows, or without quota.
+        self.unavailable: bool = False
         self.gone: bool = False  # removed from the rotation
         self.trial: Trial | None = None  # recovered from a cooldown, and not yet allowed its full limit
         self.plain: bool = True  # the end of a use takes the short path: see `Rotation.is_plain`
@@ -178,13 +180,15 @@ class Member:
         limit = self.resource.limit
         is_free = limit is None or len(self.uses) < limit
         on_trial = self.trial is not None and self.trial.is_full
-        return is_free and not on_trial and not self.gone and self.resource.status == "healthy"
+        is_closed = on_trial or self.gone or self.sharing.paused
+        return is_free and not is_closed and self.resource.status == "healthy"
 
     def update_availability(self) -> None:
-        """Set `unavailable` from the resource's status, the trial and the quota."""
+        """Set `unavailable` from the resource's status, its pause, the trial and the quota."""
         account = self.sharing.account
         self.unavailable = (
             self.resource.status != "healthy"
+            or self.sharing.paused
             or (self.trial is not None and self.trial.is_full)
             or (account is not None and account.is_closed)
         )
@@ -227,6 +231,7 @@ class Member:
             adaptive=self.adaptive_stats(now),
             affinity_cooldowns={affinity: ends[affinity] - now for affinity in longest},
             quota=None if account is None else account.snapshot(now),
+            paused=self.sharing.paused,
         )
 
 
@@ -408,7 +413,9 @@ def _outlook(rotation: Rotation, requirement: Requirement, cost: AnyCost) -> tup
     """Whether anything can come for a waiter, and not before when. (In use counts as any moment: 0.)"""
     members = [member for member in rotation.matching_members(requirement) if member.can_ever_serve(cost)]
     times = [
-        max(
+        math.inf
+        if one.sharing.paused
+        else max(
             one.resource.cooldown_until if one.resource.status == "cooling_down" else 0.0,
             one.cooling_until(requirement.affinity) or 0.0,
         )

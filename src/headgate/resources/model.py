@@ -66,6 +66,7 @@ class Sharing:
         "members",
         "outage",
         "outage_at",
+        "paused",
         "proofs",
         "proved_at",
         "rest",
@@ -87,6 +88,8 @@ class Sharing:
         """How often it was enabled by hand."""
         self.is_brief: bool = False
         """Is its cooldown the brief rest of an adaptive limit, after which there is nothing to probe?"""
+        self.paused: bool = False
+        """Was it paused by hand? Its health goes on as if it were not."""
         self.rest: tuple[float, str | None] | None = None
         """Seconds and reason of the rest that begins when a use ends, if an operation asked for one."""
         self.account: Account | None = None
@@ -508,6 +511,8 @@ class ResourceStats:
     """Seconds left of cooldowns that hold for one affinity alone, by affinity; the longest 100 of them."""
     quota: QuotaSnapshot | None = None
     """What is left of its quota; None if it has none."""
+    paused: bool = False
+    """Whether `pause` keeps it from being used. Its status says nothing of that."""
 
     @property
     def max_in_flight_gauge(self) -> float:
@@ -521,8 +526,8 @@ class ResourceStats:
 
     @property
     def eligible(self) -> bool:
-        """Whether the resource is healthy and below its limit."""
-        return self.status == "healthy" and self.in_flight < self.max_in_flight_gauge
+        """Whether the resource is healthy, not paused, and below its limit."""
+        return self.status == "healthy" and not self.paused and self.in_flight < self.max_in_flight_gauge
 
     def status_one_hot(self) -> dict[ResourceStatus, int]:
         """Return 1 for the resource's status and 0 for the others, as metric systems expect an enumeration."""
@@ -555,6 +560,8 @@ class PoolStats:
     runs_exhausted: int
     runs_error: int
     runs_cancelled: int
+    paused: int = 0
+    """How many resources are paused, whatever their status."""
 
     @classmethod
     def __agent_notes__(cls) -> str:

@@ -53,9 +53,9 @@ class Openings:
 
 
 def opens_at(member: Member, cost: AnyCost, now: float, affinity: Affinity | None = None) -> float | None:
-    """When a call of this cost and affinity can use a member; None: now, when others have ended, or never."""
+    """When a call of this cost and affinity can use a member; None: now, never, or when others end or resume it."""
     resource, account = member.resource, member.sharing.account
-    if not member.can_ever_serve(cost):
+    if not member.can_ever_serve(cost) or member.sharing.paused:
         return None
     times = [resource.cooldown_until] if resource.status == "cooling_down" else []
     until = member.cooling_until(affinity)

@@ -443,6 +443,22 @@ class ResourcePool(Generic[T]):
             effects = self._engine.rotation.disable(resource_id, clock.now())
         self._engine.carry_out(effects)
 
+    def pause(self, resource_id: str) -> None:
+        """Begin no call with a resource until `resume`. What is in flight continues, and its status is as it was.
+
+        Calls that wait go on waiting for it; those that do not wait are refused if nothing else is free. From any
+        thread.
+        """
+        with lock:
+            effects = self._engine.rotation.pause(resource_id, clock.now())
+        self._engine.carry_out(effects)
+
+    def resume(self, resource_id: str) -> None:
+        """Let a paused resource be used again. From any thread."""
+        with lock:
+            effects = self._engine.rotation.resume(resource_id, clock.now())
+        self._engine.carry_out(effects)
+
     async def cool(self, resource_id: str, seconds: float, reason: str | None = None) -> None:
         """Let a resource rest for so many seconds, from now on. Cancels nothing that is in flight."""
         seconds = checked_seconds("seconds of cool() must be finite and >= 0", seconds)

@@ -12,7 +12,7 @@ from headgate.core.redaction import log_exception, redact
 from headgate.errors import PoolExhausted
 from headgate.resources import events
 from headgate.resources.attempts import Call
-from headgate.resources.effects import Cool, Disable, Enable, Limit, Recover
+from headgate.resources.effects import Cool, Disable, Enable, Limit, Pause, Recover
 from headgate.resources.members import Use
 from headgate.resources.model import ResourceStatus, Usage
 
@@ -145,6 +145,12 @@ class Reporter:
                 usage=None if effect.use is None or effect.refused_at is None else self._usage(effect.use),
             )
         )
+
+    def paused(self, effect: Pause) -> None:
+        """Emit that a resource was paused or resumed."""
+        kind = events.ResourcePaused if effect.paused else events.ResourceResumed
+        if events.HEALTH.listeners:
+            events.HEALTH.emit(kind(at=clock.wall(), pool=self.name, resource_id=effect.resource_id))
 
     def _call_back(self, resource_id: str, old: ResourceStatus, new: ResourceStatus) -> None:
         seq = next(self._changes)

@@ -33,7 +33,19 @@ from headgate.resources import affinity_cooldowns
 from headgate.resources.accounts import Account
 from headgate.resources.cooldowns import SAME_UNTIL, Cooldown, cooldown_after, take_rest
 from headgate.resources.costs import AnyCost
-from headgate.resources.effects import Cool, Disable, Effects, Enable, Limit, Recover, Serve, Starve, Tell, Watch
+from headgate.resources.effects import (
+    Cool,
+    Disable,
+    Effects,
+    Enable,
+    Limit,
+    Pause,
+    Recover,
+    Serve,
+    Starve,
+    Tell,
+    Watch,
+)
 from headgate.resources.holding import ask_others, hold, let_go, opened, overtake, unspent, unwatched
 from headgate.resources.members import (
     ANY,
@@ -101,6 +113,8 @@ class Rotation:
         """Whether it has resources whose quota processes share."""
         self.cooling_for: dict[Affinity, set[str]] = {}
         """The ids of members that cool down for one affinity alone, by affinity."""
+        self.paused: set[str] = set()
+        """The ids of members that are paused."""
         self.totals: Totals = Totals()
         self.pickers: PickersByTags = PickersByTags(strategy)
         self._table = tuple(cooldown_table)
@@ -317,7 +331,7 @@ class Rotation:
 
     def next_expiry(self, requirement: Requirement = ANY, cost: AnyCost = 0.0, now: float = 0.0) -> float | None:
         """The time at which the first resource opens that fits `requirement`: its cooldown ends, or it has quota."""
-        if requirement is ANY and not cost and not self.cooling_for:
+        if requirement is ANY and not cost and not self.cooling_for and not self.paused:
             return self.openings.first()
         members = self.matching_members(requirement)
         times = (opens_at(member, cost, now, requirement.affinity) for member in members)
@@ -378,6 +392,8 @@ class Rotation:
             )
         member = self.members[resource_id] = Member(resource, self, next(self._indexes))
         member.update_availability()
+        if resource.sharing.paused:
+            self.paused.add(resource_id)
         if resource.status == "cooling_down":
             self.openings.note(member, resource.cooldown_until)
         inherited = self._draining.get(resource_id)
@@ -397,6 +413,7 @@ class Rotation:
         member = self._find(resource_id)
         resource = member.resource
         del self.members[resource_id]
+        self.paused.discard(resource_id)
         affinity_cooldowns.dropped(self, resource)
         member.sharing.members.remove(member)
         inherited = self._draining.get(resource_id, {})
@@ -463,6 +480,30 @@ class Rotation:
         effects = self._disable(member, None, now)
         effects += self._serve([member.resource], now) or ()  # waiters from whom it was taken back may get another
         return effects + self._tell_hopeless(holders(member.resource), now)
+
+    def pause(self, resource_id: str, now: float = 0.0) -> Effects:
+        """Begin no use of a resource until `resume`. Its health stays as it is, and what is in flight continues."""
+        return self._set_paused(self._find(resource_id).resource, now, paused=True)
+
+    def resume(self, resource_id: str, now: float = 0.0) -> Effects:
+        """Let a resource be used again that was paused, if its health allows it."""
+        return self._set_paused(self._find(resource_id).resource, now, paused=False)
+
+    def _set_paused(self, resource: Resource[Any], now: float, *, paused: bool) -> Effects:
+        if resource.sharing.paused is paused:
+            return []
+        resource.sharing.paused = paused
+        members = list(resource.sharing.members)
+        for member in members:
+            (member.rotation.paused.add if paused else member.rotation.paused.discard)(resource.resource_id)
+            member.update_availability()
+        if paused:
+            self._revoke(resource, now)
+        else:
+            offer(resource)
+        effects: Effects = [Pause(resource.resource_id, paused, member) for member in members]
+        effects += self._serve([resource], now) or ()  # waiters from whom it was taken back may get another
+        return effects + self._tell_hopeless(holders(resource), now)
 
     # -- other processes ----------------------------------------------------------------------------------------------
 
@@ -860,6 +901,10 @@ class Rotation:
                 unspent(use, now)
                 use.member.acquires -= 1
                 del resource.sharing.uses[use.order]
+                trial = use.member.trial
+                if trial is not None and use.order in trial.running:
+                    trial.running.remove(use.order)
+                    use.member.update_availability()
                 if use.member.gone:
                     use.member.rotation.drained(use)
                 affinity_cooldowns.set_apart(ticket)

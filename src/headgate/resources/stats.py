@@ -45,13 +45,16 @@ def describe(rotation: Rotation, requirement: Requirement, now: float) -> str:
         for member, status, _ in statuses(rotation, now)
         if status == "healthy" and requirement.fits(member.resource)
     ]
+    paused = sum(member.sharing.paused for member in healthy)
+    healthy = [member for member in healthy if not member.sharing.paused]
     apart = [member for member in healthy if (member.cooling_until(requirement.affinity) or 0.0) > now]
     spent = sum(has_spent_quota(member) for member in healthy if member not in apart)
     for_affinity = f"{len(apart)} cooling down for this affinity, " if apart else ""
     no_quota = f"{spent} with a spent quota, " if spent else ""
     in_use = len(healthy) - len(apart) - spent
     limits = _adaptive_limits(rotation, requirement, now)
-    return f"{cooling} cooling down, {for_affinity}{disabled} disabled, {no_quota}{in_use} in full use{limits}"
+    out = f"{cooling} cooling down, {for_affinity}{disabled} disabled, {f'{paused} paused, ' if paused else ''}"
+    return f"{out}{no_quota}{in_use} in full use{limits}"
 
 
 def _adaptive_limits(rotation: Rotation, requirement: Requirement, now: float) -> str:
@@ -120,6 +123,7 @@ def pool_stats(rotation: Rotation, now: float, runs: Mapping[str, int]) -> PoolS
         disables=totals.disables + sum(one.disables for one in all_of),
         sibling_cancels=totals.sibling_cancels + sum(one.sibling_cancels for one in all_of),
         waiting=len(rotation.wait_queue),
+        paused=len(rotation.paused),
         **runs,
     )
 
@@ -157,6 +161,7 @@ def pool_view(stats: PoolStats, refused: Mapping[str, int], rows: int) -> dict[s
         "runs_exhausted": stats.runs_exhausted,
         "runs_error": stats.runs_error,
         "runs_cancelled": stats.runs_cancelled,
+        "paused": stats.paused,
         "resource_count": len(stats.resources),
         "resources": [
             {
@@ -171,6 +176,7 @@ def pool_view(stats: PoolStats, refused: Mapping[str, int], rows: int) -> dict[s
                 "cooldowns": one.cooldowns,
                 "disables": one.disables,
                 "refusals": refused.get(one.resource_id, 0),
+                "paused": one.paused,
                 **({"adaptive": asdict(one.adaptive)} if one.adaptive is not None else {}),
                 **({} if one.quota is None else {"quota": one.quota}),
             }
@@ -187,7 +193,10 @@ def check(rotation: Rotation, now: float) -> None:
         assert member in resource.sharing.members
         assert uses is resource.sharing.uses
         no_quota = has_spent_quota(member)
-        assert member.unavailable == (resource.status != "healthy" or (trial is not None and trial.is_full) or no_quota)
+        on_trial = trial is not None and trial.is_full
+        is_paused = resource.sharing.paused
+        assert (resource_id in rotation.paused) is is_paused
+        assert member.unavailable == (resource.status != "healthy" or is_paused or on_trial or no_quota)
         if member.plain:
             assert len(resource.sharing.members) == len(member.pickers) == 1
             assert rotation.is_plain(member)

@@ -24,6 +24,10 @@ passes on. A member that is about to miss some is woken in time.
 of its own. Then `<priority>|<tenant>` names a turn wherever a tenant is named otherwise. Caps count what a tenant holds
 at all levels.
 
+**Pauses.** While the budget is paused, or a tenant of it, slots are granted only to lenders that want theirs back.
+Members give back what they were granted and have not used. The pauses are part of the settings: the first member of a
+budget brings them, so they end with the last one.
+
 **Alone.** A member that is told that nobody else waits gives its slots to its next tasks without asking, until it is
 woken. If it is the only member it may also keep a slot for a moment when it has no task for it.
 
@@ -67,6 +71,10 @@ class Settings(NamedTuple):
     """How many slots a tenant may hold: one number for all, or some by name."""
     levels: bool = False
     """Does a higher priority go before every lower one, where tenants are served fairly?"""
+    paused: bool = False
+    """Does no queued task start?"""
+    paused_tenants: frozenset[str] = frozenset()
+    """The tenants of which no queued task starts."""
 
     def weight(self, turn: str) -> float:
         """The weight of the tenant that has this turn."""
@@ -79,7 +87,15 @@ class Settings(NamedTuple):
     @property
     def by_tenant(self) -> bool:
         """Do slots belong to tenants? Otherwise the tenant of a want is not looked at."""
-        return self.kind in FAIR or self.caps is not None
+        return self.kind in FAIR or self.caps is not None or bool(self.paused_tenants)
+
+    def with_pauses(self, pauses: Mapping[str | None, bool]) -> Settings:
+        """These settings, with tenants paused (True) or resumed (False); None stands for all of the budget."""
+        if not pauses:
+            return self
+        tenants = {tenant for tenant in self.paused_tenants if pauses.get(tenant, True)}
+        tenants |= {tenant for tenant, paused in pauses.items() if tenant is not None and paused}
+        return self._replace(paused=pauses.get(None, self.paused), paused_tenants=frozenset(tenants))
 
 
 def turn_of(tenant: str, priority: int) -> str:
@@ -163,6 +179,8 @@ class Said(NamedTuple):
     caps: int | Mapping[str, int] | None = None
     sets_caps: bool = False
     """Set these caps, for all members."""
+    pauses: Mapping[str | None, bool] = {}
+    """Tenants to pause (True) or to resume (False), for all members; None stands for all of the budget."""
 
 
 class MemberView(NamedTuple):
@@ -203,7 +221,8 @@ class Told(NamedTuple):
 # It is worked on as JSON gave it, because an exchange is a hot path (benchmarks/shared.py): making objects of all that
 # it holds took three times as long as deciding. Its keys, and those of a member, left out where they are empty:
 #
-#     v format, limit, kind, weights, caps, levels, number (of the newest grant or change of a tag),
+#     v format, limit, kind, weights, caps, levels, paused, tenants (paused ones),
+#     number (of the newest grant or change of a tag),
 #     virtual {level: virtual time},
 #     base (a number that others are counted from, so that they are short),
 #     recent {tenant: [number - base, tag], ...} in the order of the numbers, members {id: member}
@@ -284,7 +303,7 @@ class Slots:
         if not turn.unheard and not any(name != own and _waits(one) for name, one in members.items()):
             member["a"] = 1
         turn.wakes |= _contended(members, own) | _behind(state)
-        if said.limit is not None or said.sets_caps or (joins and (said.counts or len(members) == 2)):
+        if said.limit is not None or said.sets_caps or said.pauses or (joins and (said.counts or len(members) == 2)):
             # One that is alone would not ask for long, and the only one may keep slots that it does not use.
             turn.wakes |= set(members)
         return _told(state, member, said, own)
@@ -323,14 +342,28 @@ def _count_from(state: _State, base: int) -> None:
 def _set(state: _State, settings: Settings) -> None:
     """Go by these settings."""
     state["limit"], state["kind"] = settings.limit, settings.kind
-    for name, value in (("weights", settings.weights), ("caps", settings.caps), ("levels", settings.levels or None)):
+    for name, value in (
+        ("weights", settings.weights),
+        ("caps", settings.caps),
+        ("levels", settings.levels or None),
+        ("paused", settings.paused or None),
+        ("tenants", sorted(settings.paused_tenants) or None),
+    ):
         state.pop(name, None)
         if value is not None:
             state[name] = dict(value) if isinstance(value, Mapping) else value
 
 
 def _settings(state: _State) -> Settings:
-    return Settings(state["limit"], state["kind"], state.get("weights"), state.get("caps"), state.get("levels", False))
+    return Settings(
+        state["limit"],
+        state["kind"],
+        state.get("weights"),
+        state.get("caps"),
+        state.get("levels", False),
+        state.get("paused", False),
+        frozenset(state.get("tenants", ())),
+    )
 
 
 def _virtual(state: _State, turn: str) -> float:
@@ -388,6 +421,8 @@ def _apply(state: _State, member: _Member, said: Said) -> None:
         state["limit"] = said.limit
     if said.sets_caps:
         _set(state, _settings(state)._replace(caps=said.caps))
+    if said.pauses:
+        _set(state, _settings(state).with_pauses(said.pauses))
     if state["kind"] in FAIR:
         for charge in said.charges:  # before its wants: these have the tags of before, or of only its own part
             _count_charge(state, charge)
@@ -504,11 +539,14 @@ def _grant(state: _State, now: float) -> set[str]:
     if "levels" in state:
         order = _by_level
     used = Counter[str]() if caps is None else _by_tenant(state)
+    is_paused, paused = "paused" in state, frozenset(state.get("tenants", ()))
     woken: set[str] = set()
 
     def rank(entry: tuple[str, list[Any]]) -> Rank | None:
         _, want = entry
         if want[_TASKS] <= 0:
+            return None
+        if (is_paused or (paused and _tenant(state, want[_TENANT]) in paused)) and not want[_RETURNING]:
             return None
         if caps is not None:
             tenant = _tenant(state, want[_TENANT])

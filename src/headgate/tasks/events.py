@@ -185,6 +185,34 @@ class PoolLeaseLost(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PoolPaused(Event):
+    """A pool or a tenant of it was paused: what runs continues, what is queued does not start."""
+
+    name: ClassVar[str] = "pool_paused"
+    topic: ClassVar[str] = POOLS.name
+
+    pool_id: str
+    pool: str
+    tenant: Hashable = None
+    """None: the whole pool."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolResumed(Event):
+    """A pool or a tenant of it was resumed: what is queued starts again."""
+
+    name: ClassVar[str] = "pool_resumed"
+    topic: ClassVar[str] = POOLS.name
+
+    pool_id: str
+    pool: str
+    tenant: Hashable = None
+    """None: the whole pool."""
+    before: str | None = None
+    """What could not end otherwise, such as "drain()"; None if somebody resumed it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PoolStoreTrouble(Event):
     """The store of a shared budget does not answer, or cannot write. No task starts until it does."""
 

@@ -38,6 +38,10 @@ class PoolStats:
     """The key that waits longest."""
     shared: Mapping[str, Any] | None = None
     """What all processes that share the budget hold and have queued; None: this process shares it with nobody."""
+    paused: bool = False
+    """Was the pool paused, so that nothing queued starts?"""
+    paused_tenants: frozenset[Hashable] = frozenset()
+    """The tenants that were paused."""
 
 
 def stats_of(waits: Iterable[tuple[Hashable, float]], jain: float, oldest: Mapping[Hashable, float]) -> PoolStats:

@@ -79,7 +79,9 @@ class TaskHandle(TaskRecord, Generic[R]):
         return task_snapshot(self, self.owner, self.outcome if self.status == "completed" else None, failed)
 
     def eta(self) -> float | None:
-        """Estimate in how many seconds the task starts: 0.0 once it has, None if it never will or nothing is known.
+        """Estimate in how many seconds the task starts: 0.0 once it has, None if nothing is known.
+
+        It is also None if the task never starts, or as long as its pool or tenant is paused.
 
         It is how many tasks start before it, at the pace of the last 30 seconds. Later tasks that are more urgent, or
         of other tenants, make it longer.

@@ -149,6 +149,11 @@ def _key(name: str, value: object) -> Hashable:
     return value
 
 
+def checked_tenant(value: object) -> Hashable:
+    """Return a tenant that tasks can have; None is none."""
+    return _key("tenant", value)
+
+
 def _idempotency_key(name: str, value: object) -> str | None:
     if value is None:
         return None

@@ -50,6 +50,7 @@ from headgate.tasks.mapping import Wanted, Work, run_map
 from headgate.tasks.model import PoolSnapshot, Scope, TaskRecord
 from headgate.tasks.names import register, register_executor, unregister
 from headgate.tasks.options import refuse_callables
+from headgate.tasks.rates import RatePerTenant, checked_rates
 from headgate.tasks.runtime.durable import Loading, Records, described
 from headgate.tasks.runtime.ending import Cancel, OnSignal, checked_cancel, checked_on_signal
 from headgate.tasks.runtime.executor import Executor
@@ -118,6 +119,7 @@ class TaskPool:
         store: Store | str | None = None,
         keep: int = 10_000,
         max_concurrent_per_key: int | Mapping[Any, int] | None = None,
+        rate_per_tenant: RatePerTenant | None = None,
         audit: str | os.PathLike[str] | None = None,
         runner: Runner | Ports | None = None,
         fencing: bool = False,
@@ -137,6 +139,7 @@ class TaskPool:
         strategy, policy = strategy_of(queue), policy_of(backpressure)
         limit = checked_limit(self.scope, max_concurrent)
         key_limits = checked_limits(max_concurrent_per_key)
+        rates = checked_rates(rate_per_tenant, is_shared=state is not None)
         kept = checked_whole("keep", keep, 0)
         failures = Failures(checked_whole("keep_failed", keep_failed, 0))
         seconds = checked_stale_after(stale_after)
@@ -193,7 +196,9 @@ class TaskPool:
                 self._executor.on_bind = self.drain_on_signals
             register_executor(self._executor)
             self._executor.results = results.ask(why_opaque if records is None else records.why_lost)
-            self._submitter = Submitter(self._executor, strategy, seconds, results, conflicts)
+            if rates is not None:
+                self._executor.limit_rates(rates.window)
+            self._submitter = Submitter(self._executor, strategy, seconds, results, conflicts, rates)
             self._keys: SharedKeys | None = None
             if state is not None and self._shared is not None:
                 self._keys = SharedKeys(state, self._executor, self._submitter, self._shared, results, conflicts)
@@ -514,6 +519,25 @@ class TaskPool:
         executor.scheduler.limit_keys(limits)
         executor.pump()
 
+    def pause(self) -> None:
+        """Start no queued task until `resume`, in all processes together. What runs continues.
+
+        Queued tasks can still expire or be cancelled. `drain` and `close` resume the pool first.
+        """
+        self._executor.pauses.set("pause()", paused=True)
+
+    def resume(self) -> None:
+        """Start queued tasks again after `pause`. Tenants that are paused stay so."""
+        self._executor.pauses.set("resume()", paused=False)
+
+    def pause_tenant(self, tenant: Hashable) -> None:
+        """Start no queued task of this tenant until `resume_tenant`, as `pause` does for all."""
+        self._executor.pauses.set_tenant("pause_tenant()", tenant, paused=True)
+
+    def resume_tenant(self, tenant: Hashable) -> None:
+        """Start queued tasks of this tenant again after `pause_tenant`."""
+        self._executor.pauses.set_tenant("resume_tenant()", tenant, paused=False)
+
     def size(self) -> int:
         """How many tasks are unfinished: active, waiting and queued."""
         return self._executor.scheduler.size
@@ -542,12 +566,17 @@ class TaskPool:
     # -- the end -------------------------------------------------------------------------------------------------------
 
     async def drain(self) -> None:
-        """Return when nothing is queued or running, and no submitter waits for a place."""
+        """Return when nothing is queued or running, and no submitter waits for a place.
+
+        A paused pool, or a paused tenant, is resumed first; that is logged.
+        """
         if self._loading is not None:
             await self._loaded()
         if self._executor.loop is None:
             return
         self._executor.require_loop("drain()")
+        if self._shared is None or not self._submitter.is_idle():  # others may want their pause, and nothing waits here
+            self._executor.pauses.end("drain()")
         waiter = enclosing()
         if waiter is not None:
             await self._drain_inside(waiter)

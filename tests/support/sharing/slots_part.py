@@ -64,7 +64,7 @@ class SlotsGame(Game):
 class SlotsPart(Part):
     """One process that runs tasks."""
 
-    actions = ("submit", "submit", "submit", "end", "end", "lend", "cancel", "fail to start", "resize")
+    actions = ("submit", "submit", "submit", "end", "end", "lend", "cancel", "fail to start", "resize", "pause")
 
     def __init__(self, game: SlotsGame, process: Process) -> None:
         self.game, self.process = game, process
@@ -101,6 +101,21 @@ class SlotsPart(Part):
             self._fails_to_start = True
         elif what == "resize":
             self.share.resize(1 + which % 5)
+        elif what == "pause":
+            self._pause(which)
+
+    def _pause(self, which: int) -> None:
+        """Pause or resume a tenant, or all of the budget."""
+        who = None if which % 3 == 0 or not self.share.settings.by_tenant else TENANTS[which % len(TENANTS)]
+        settings = self.share.settings
+        self.share.pause(who, paused=not (settings.paused if who is None else who in settings.paused_tenants))
+        self._pump()
+
+    def resume_all(self) -> bool:
+        """End every pause. Returns whether there was any."""
+        resumed = [self.share.pause(who, paused=False) for who in (None, *self.share.settings.paused_tenants)]
+        self._pump()
+        return any(resumed)
 
     def _submit(self, tenant: str, priority: int) -> None:
         self.game.tasks += 1
@@ -114,8 +129,11 @@ class SlotsPart(Part):
     def _pump(self) -> None:
         for lender in [lender for lender in self.lenders if self.share.take_return(lender)]:
             self.lenders.remove(lender)
-            self._start(lender)
+            self._start(lender)  # it runs: no pause keeps its slot from it
         while (task := self.share.queue.pop()) is not None:
+            settings = self.share.settings
+            assert not settings.paused, "it starts a task while the budget is paused"
+            assert task.partition not in settings.paused_tenants, "it starts a task of a paused tenant"
             self._start(task)
 
     def _start(self, task: TaskRecord) -> None:
@@ -159,6 +177,8 @@ class SlotsPart(Part):
         return bool(len(self.share.queue) or self.lenders)
 
     def end_one(self) -> bool:
+        if self.resume_all():
+            return True
         if not self.running:
             return False
         self._end(self.running[0])

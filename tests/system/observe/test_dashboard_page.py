@@ -288,11 +288,11 @@ def test_o21_a_cooling_key_can_be_disabled_and_what_people_do_is_no_refusal(page
     refused = "[...document.querySelectorAll('#main th')].findIndex(th => th.innerText === 'Refused')"
     page.until(f"return {ROW}?.innerText.includes('cools down')", "key-2")
     actions = f"[...{ROW}.querySelectorAll('td.row-actions button')].map(one => one.innerText)"
-    assert page.run(f"return {actions}", "key-2") == ["Enable", "Disable"]
+    assert page.run(f"return {actions}", "key-2") == ["Enable", "Disable", "Pause"]
     page.run(f"[...{ROW}.querySelectorAll('td.row-actions button')][1].click()", "key-2")
     page.click(BUTTON, "#confirm button", "Disable")
     page.until(f"return {ROW}.innerText.includes('disabled')", "key-2")
-    page.until(f"return String({actions}) === 'Enable'", "key-2")
+    page.until(f"return String({actions}) === 'Enable,Pause'", "key-2")
     assert program.keys.stats().resources["key-2"].disables == 1
     assert page.run(f"return {ROW}.cells[{refused}].innerText", "key-2") == "0"
     assert re.search(r"Refusals a second\s+0\s*0 in all", page.text())
@@ -316,6 +316,39 @@ def test_l04_o20_an_adaptive_limit_is_shown_with_its_bounds_and_its_last_cut(pag
         page.until_text("key-9 takes 1 at a time, refused at 1: 429")
     finally:
         program.do(program.keys.remove("key-9"))
+
+
+def test_l05_a_pool_a_tenant_and_a_key_can_be_paused_and_resumed(page: Browser, program: Program) -> None:
+    page.press("2")
+    page.click(BUTTON, "#main .title button", "Pause")
+    page.click(BUTTON, "#confirm button", "Pause")
+    page.until(f"return {BUTTON}?.innerText === 'Resume'", "#main .title button", "Resume")
+    page.until_text("paused")
+    assert program.pool.stats().paused
+    page.click(BUTTON, "#main .title button", "Resume")
+    page.click(BUTTON, "#confirm button", "Resume")
+    page.until(f"return {BUTTON}?.innerText === 'Pause'", "#main .title button", "Pause")
+    assert not program.pool.stats().paused
+    row = f"{CARDS}['Tenants'].querySelector('tbody tr')"
+    tenant = page.run(f"return {row}.cells[0].innerText")
+    page.run(f"{row}.querySelector('td.row-actions button').click()")
+    page.click(BUTTON, "#confirm button", "Pause")
+    page.until(f"return [...{CARDS}['Tenants'].querySelectorAll('button')].some(one => one.innerText === 'Resume')")
+    assert program.pool.stats().paused_tenants == {tenant}
+    program.do(_call(program.pool.resume_tenant, tenant))
+    page.press("3")
+    page.until(f"return Boolean({ROW})", "key-1")
+    buttons = f"[...{ROW}.querySelectorAll('td.row-actions button')]"
+    page.run(f"{buttons}.find(one => one.innerText === 'Pause').click()", "key-1")
+    page.click(BUTTON, "#confirm button", "Pause")
+    page.until(f"return {ROW}.innerText.includes('paused')", "key-1")
+    assert program.keys.stats().resources["key-1"].paused
+    program.keys.resume("key-1")
+    page.until(f"return !{ROW}.innerText.includes('paused')", "key-1")
+
+
+async def _call(function: Any, *args: Any) -> None:
+    function(*args)
 
 
 def test_o23_a_cooled_key_counts_down_and_can_be_enabled_by_keyboard_alone(page: Browser, program: Program) -> None:
@@ -855,9 +888,9 @@ def test_o23_a_pool_that_closes_cannot_be_resized_or_drained_and_says_why(told_p
     told_page.run(RECEIVED, [told(0, [], 0.0, state="closing")])
     acts = "[...document.querySelectorAll('#main .title button')].map(one => [one.innerText, one.disabled, one.title])"
     why = "big is closing: it takes no more tasks"
-    assert told_page.run(f"return {acts}") == [["Resize", True, why], ["Drain", True, why]]
+    assert told_page.run(f"return {acts}") == [[name, True, why] for name in ("Pause", "Resize", "Drain")]
     told_page.run(RECEIVED, [told(1, [], 0.0)])
-    assert told_page.run(f"return {acts}") == [["Resize", False, ""], ["Drain", False, ""]]
+    assert told_page.run(f"return {acts}") == [[name, False, ""] for name in ("Pause", "Resize", "Drain")]
 
 
 def test_o20_w67_workers_that_are_missing_are_shown_and_those_that_others_started_are_not_resized(

@@ -77,6 +77,35 @@ def test_o10_without_a_program_it_says_how_one_is_seen() -> None:
     assert "headgate.observe.publish()" in shown
 
 
+def test_l05_pause_and_resume_a_pool_a_tenant_and_a_key(published: Program) -> None:
+    pool, keys = published.pool, published.keys
+    assert run_here("pause", pool.name).stdout == f"{pool.name} is paused; what runs continues\n"
+    assert pool.stats().paused
+    [tasks] = [line for line in run_here("ps").stdout.splitlines() if pool.name in line]
+    assert re.search(r" tasks +paused +2/2 +2 ", tasks), tasks
+    assert "paused" in run_here("top", "--once").stdout
+    assert run_here("resume", pool.name).stdout == f"{pool.name} is resumed\n"
+    assert not pool.stats().paused
+    done = json.loads(run_here("pause", pool.name, "<b>eve</b>", "--json").stdout)["done"]
+    assert done == f"the tenant <b>eve</b> of {pool.name} is paused; what runs continues"
+    assert pool.stats().paused_tenants == {"<b>eve</b>"}
+    assert run_here("resume", pool.name, "<b>eve</b>").returncode == 0
+    assert pool.stats().paused_tenants == frozenset()
+    assert run_here("pause", keys.name, "key-1").stdout == "key-1 is paused; what runs continues\n"
+    assert keys.stats().resources["key-1"].paused
+    assert "1 healthy, 1 cooling, 0 disabled, 1 paused" in run_here("ps").stdout
+    assert run_here("resume", keys.name, "key-1").returncode == 0
+    assert keys.stats().paused == 0
+    for wrong, why in (
+        ([keys.name], "is a pool of resources"),
+        ([keys.name, "key-9"], "has no resource"),
+        (["x"], "no such pool"),
+    ):
+        ran = run_here("pause", *wrong)
+        assert (ran.returncode, ran.stdout) == (1, "")
+        assert why in ran.stderr
+
+
 def test_o10_show_prints_a_story_and_actions_act(published: Program) -> None:
     pool, keys = published.pool, published.keys
     ran = run_here("show", f"{pool.name}/1")

@@ -35,6 +35,7 @@ class Res:
     weight: float = 1.0
     began: int = 0  # when, in the order of acquisitions, its latest cooldown began
     bans: dict[str, Ban] = field(default_factory=dict)  # by affinity
+    paused: bool = False
 
 
 @dataclass(eq=False)
@@ -172,7 +173,7 @@ class World:
         res = place.res
         has_room = res.limit is None or len(self.in_flight(res)) < res.limit
         since = [use for use in self.flying if use.place is place and use.order > res.began]
-        return res.status == "healthy" and has_room and not (place.ramp and len(since) >= place.ramp)
+        return res.status == "healthy" and not res.paused and has_room and not (place.ramp and len(since) >= place.ramp)
 
     def matching(self, pool: Pool, tags: Tags = NONE, skip: Collection[str] = ()) -> list[Place]:
         """R25."""
@@ -185,6 +186,7 @@ class World:
         self, pool: Pool, tags: Tags = NONE, skip: Collection[str] = (), affinity: str | None = None
     ) -> float | None:
         alive = [place.res for place in self.matching(pool, tags, skip) if place.res.status != "disabled"]
+        alive = [res for res in alive if not res.paused]  # L05: when it is resumed is not known
         times = [self.rests_until(res, affinity) for res in alive]
         return min((time for time in times if time is not None), default=None)
 
@@ -444,7 +446,7 @@ class World:
         alive = [place.res for place in places if place.res.status != "disabled"]
         if waiter.deadline is None:
             return not alive
-        return all((self.rests_until(res, waiter.affinity) or 0.0) >= waiter.deadline for res in alive)
+        return all(res.paused or (self.rests_until(res, waiter.affinity) or 0.0) >= waiter.deadline for res in alive)
 
     # -- steering (R72) -----------------------------------------------------------------------------------------------
 
@@ -469,6 +471,15 @@ class World:
         """Cancels nothing."""
         place = self.place(pool, id)
         return self._settle(Outcome(news=self._disable(place), revoked=self._revoke(place.res)), now)
+
+    def set_paused(self, pool: Pool, id: str, now: float, *, paused: bool) -> Outcome:
+        """L05: its health is as it was."""
+        res = self.place(pool, id).res
+        if res.paused is paused:
+            return Outcome()
+        res.paused = paused
+        news = self._tell("pause" if paused else "resume", res, "")
+        return self._settle(Outcome(news=news, revoked=self._revoke(res) if paused else []), now)
 
     def admit(self, pool: Pool, res: Res) -> None:
         pool.places.append(Place(pool, res))

@@ -1251,3 +1251,19 @@ def test_r24_a_forgotten_set_of_tags_misses_nothing_while_it_is_away() -> None:
     rotation.ok(flight)
     rotation.remove("b")
     assert [taken(rotation, tagged("x")), taken(rotation, tagged("x"))] == ["a", None]
+
+
+def test_r38_r74_a_use_that_is_taken_back_from_a_waiter_counts_no_longer_against_the_test_of_its_resource() -> None:
+    rotation = rotation_of("a", probe_on_recovery=True)
+    rotation.cooled(take(rotation), 10.0, now=0.0)
+    rotation.advance(11.0)
+    rotation.ok(take(rotation, now=11.0), 11.0)  # two at a time from now on
+    refused, other = rotation.acquire(11.0, affinity="x"), take(rotation, now=11.0)
+    assert refused is not None
+    ticket = WaitTicket(ANY, rotation, affinity="x")
+    rotation.join(ticket, 11.0)
+    rotation.ended(other, 11.0)
+    assert ticket.grant is not None
+    rotation.cooled(refused, 5.0, now=11.0, affinity="x")
+    assert ticket.grant is None
+    assert [taken(rotation, now=11.0) for _ in range(3)] == ["a", "a", None]

@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from headgate import Resource
 from headgate.resources import Member, Occasion, Picker
-from headgate.resources.effects import Cancel, Cool, Disable, Effects, Enable, Recover, Serve, Starve
+from headgate.resources.effects import Cancel, Cool, Disable, Effects, Enable, Pause, Recover, Serve, Starve
 from headgate.resources.members import ANY, Requirement, WaitTicket
 from headgate.resources.members import Use as Flight
 from headgate.resources.rotation import Rotation
@@ -212,6 +212,10 @@ class Twin:
             self.same(rotation.remove(id, now), self.world.remove(pool, id, now))
         elif command == "enable":
             self.same(rotation.enable(id, now), self.world.enable(pool, id, now))
+        elif command == "pause":
+            self.same(rotation.pause(id, now), self.world.set_paused(pool, id, now, paused=True))
+        elif command == "resume":
+            self.same(rotation.resume(id, now), self.world.set_paused(pool, id, now, paused=False))
         else:
             self.same(rotation.disable(id, now), self.world.disable(pool, id, now))
 
@@ -312,6 +316,9 @@ def _news(effects: Effects) -> list[News]:
                 news.append(News("disable", one.member.rotation.owner, one.resource_id, one.old))
             case Enable():
                 news.append(News("enable", one.member.rotation.owner, one.resource_id, one.old))
+            case Pause():
+                kind = "pause" if one.paused else "resume"
+                news.append(News(kind, one.member.rotation.owner, one.resource_id, ""))
             case Recover():
                 news.append(News("recover", one.member.rotation.owner, one.resource_id, "cooling_down"))
     return news
@@ -346,7 +353,7 @@ CHOICES: dict[str, Sequence[Any]] = {
     "seconds": [None, None, None, 0.0, 5.0, 45.0],
     "time": [0.0, 1.0, 5.0, 30.0, 31.0, 120.0],
     "patience": [None, None, 5.0, 30.0, 31.0],
-    "command": ["remove", "remove", "enable", "enable", "disable"],
+    "command": ["remove", "remove", "enable", "enable", "disable", "pause", "resume", "resume"],
     "limit": [None, 1, 1, 2, 5],
     "carried": [NOTHING, frozenset("a"), frozenset("b"), frozenset("ab")],
     "weight": [1.0, 1.0, 3.0, 0.5],

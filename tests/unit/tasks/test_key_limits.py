@@ -14,10 +14,11 @@ from headgate import fair_round_robin, fair_share, fifo, lifo, priority
 from headgate.errors import InvalidArgument
 from headgate.gate import lanes
 from headgate.gate.queue import Queue
+from headgate.gate.tenants import Caps, Tenants
 from headgate.tasks.admission import UNBOUNDED
 from headgate.tasks.model import TaskRecord
 from headgate.tasks.scheduling.scheduler import Scheduler
-from headgate.tasks.scheduling.slots import KeyLimits, checked_limits
+from headgate.tasks.scheduling.slots import checked_limits
 from tests.unit.tasks.model import record
 
 STRATEGIES = {one.kind: one for one in (fifo(), lifo(), priority(), fair_round_robin(), fair_share())}
@@ -64,8 +65,9 @@ def heaps(monkeypatch: pytest.MonkeyPatch) -> CountingHeap:
 def test_t24_the_cap_is_kept_and_no_slot_is_wasted(kind: str, caps: Any, heaps: CountingHeap, scale: float) -> None:
     for seed in range(int(2 + 50 * scale**1.5)):
         chance = random.Random(seed)
-        queue = parkable(kind)
-        limits = KeyLimits(caps, queue)
+        queue = Queue(STRATEGIES[kind].order)
+        limits = Tenants(queue)
+        limits.set_caps(Caps(caps))
         running: list[TaskRecord] = []
         waiting: list[TaskRecord] = []
         steps = 300
@@ -92,8 +94,9 @@ def test_t24_the_cap_is_kept_and_no_slot_is_wasted(kind: str, caps: Any, heaps: 
                     waiting.append(task)
                     queue.push_front(task)
             active = Counter(task.partition for task in running)
-            assert all(limits.full(key) is _full(caps, key, active) for key in ("a", "b", "c", "d", None))
-        assert limits._active == active
+            assert all(limits.is_closed(key) is _full(caps, key, active) for key in ("a", "b", "c", "d", None))
+        assert limits.caps is not None
+        assert limits.caps.active == active
         assert heaps.pushed - began <= 2 * steps
         assert heaps.popped <= heaps.pushed
         assert heaps.rebuilt <= heaps.pushed
@@ -144,13 +147,13 @@ def test_t24_keys_that_park_again_and_again_cost_a_constant(kind: str, heaps: Co
 def counted(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often the scheduler asks whether a task's key is full."""
     asked: Counter[str] = Counter()
-    full = KeyLimits.full
+    full = Caps.is_closed
 
-    def counting(self: KeyLimits, key: Hashable) -> bool:
+    def counting(self: Caps, key: Hashable) -> bool:
         asked["full"] += 1
         return full(self, key)
 
-    monkeypatch.setattr(KeyLimits, "full", counting)
+    monkeypatch.setattr(Caps, "is_closed", counting)
     return asked
 
 

@@ -359,6 +359,7 @@ function poolState(view) {
   if (view.held) return [`loop held ${seconds(view.held)}`, "bad"];
   if (view.kind === "resources") return view.healthy ? (view.healthy < view.resource_count ? [`${view.healthy} of ${view.resource_count} healthy`, "warn"] : ["healthy", "good"]) : ["none healthy", "bad"];
   if (view.kind === "workers") return view.ready >= view.expected ? ["ready", "good"] : [`${view.ready} of ${view.expected} ready`, "warn"];
+  if (view.paused) return ["paused", "warn"];
   if (view.waiting_for) return [`waits for ${view.waiting_for.cause}`, "warn"];
   return [view.state, view.state === "open" ? "good" : "warn"];
 }
@@ -446,7 +447,7 @@ function tasksView() {
   const flow = new Plot("", "Tasks a second", true), depth = new Plot("", "Queued tasks of each tenant", true), wait = new Plot("s", "Age of the oldest task of each tenant", true);
   const places = new Places(), shared = new Budgets();
   const title = h("h2");
-  const acts = [["Resize", () => resize(pool)], ["Drain", () => drain(pool)]].map(([name, does]) => h("button", { type: "button", class: "quiet", "data-act": true, onclick: does }, name));
+  const acts = [["Pause", () => pauseOrResume(pool)], ["Resize", () => resize(pool)], ["Drain", () => drain(pool)]].map(([name, does]) => h("button", { type: "button", class: "quiet", "data-act": true, onclick: does }, name));
   const input = filterField("tenants and tasks");
   const head = h("div", { class: "title" }, title, pick.select, h("span", { class: "pill" }), h("span", { class: "spring" }), input, ...acts);
   let pool = null;
@@ -457,6 +458,7 @@ function tasksView() {
     { label: "Oldest", num: true, sort: "lag", fill: (td, row) => { say(td, row.queued ? seconds(row.lag) : ""); td.classList.toggle("warn", row.lag > 10); } },
     text("Wait p50", (row) => seconds(row.p50), { num: true, sort: "p50", less: true }),
     text("p99", (row) => seconds(row.p99), { num: true, sort: "p99", least: true }),
+    buttons((row) => (row.tenant === null ? [] : [[row.paused ? "Resume" : "Pause", () => pauseOrResume(pool, row.tenant, row.paused)]])),
   ], { key: (row) => tenantName(row.tenant), name: (row) => tenantName(row.tenant), empty: "No tenant has tasks now.", defaultSort: "lag", input });
   const act = (row) => [["Cancel", () => cancel(pool, row)]];
   const taskColumns = (when) => [
@@ -501,6 +503,7 @@ function tasksView() {
       if (!pool) return;
       titled(head, title, pick, pool);
       const past = points(pool), last = past[past.length - 1] ?? {};
+      say(acts[0], pool.paused ? "Resume" : "Pause");
       done.update(short(last.done ?? 0), `${whole(pool.completed)} in all`);
       running.update(whole(pool.active), `${pool.shared ? "here, limit" : "of"} ${whole(pool.max_concurrent)}${pool.waiting ? `, ${whole(pool.waiting)} wait` : ""}`);
       queued.update(whole(pool.queued), pool.max_queued ? `of ${whole(pool.max_queued)}` : "");
@@ -559,7 +562,7 @@ function resourcesView() {
   let pool = null;
   const list = new LongList("Resources", "resources", [
     text("Resource", (row) => row.id, { className: "name cut", sort: "id" }),
-    pill("Status", (row) => (row.status === "disabled" ? ["disabled", "bad"] : left(row) > 0 ? ["cools down", "warn"] : rest(row) > 0 ? ["quota spent", "warn"] : ["healthy", "good"]), { sort: "status" }),
+    pill("Status", (row) => (row.status === "disabled" ? ["disabled", "bad"] : row.paused ? ["paused", "warn"] : left(row) > 0 ? ["cools down", "warn"] : rest(row) > 0 ? ["quota spent", "warn"] : ["healthy", "good"]), { sort: "status" }),
     { ...meter("Back in", (row) => { const seconds = rest(row); return seconds > 0 ? [seconds / longestRest(row), `${seconds.toFixed(1)} s`, "warn"] : [null, ""]; }, { sort: "cooldown" }), className: "rest" },
     text("Quota left", (row) => Object.entries(row.quota?.windows ?? {}).map(([name, one]) => windowText(name, one, since())).join(", "), { less: true, optional: true }),
     meter("In flight", (row) => (row.max_in_flight ? [row.in_flight / row.max_in_flight, `${row.in_flight} of ${row.max_in_flight}`] : [null, whole(row.in_flight)]), { num: true, sort: "in_flight", least: true }),
@@ -567,7 +570,7 @@ function resourcesView() {
     text("Ok", (row) => whole(row.successes), { num: true, sort: "successes", least: true }),
     text("Refused", (row) => whole(row.refusals), { num: true, sort: "refusals", least: true }),
     text("Ok of ended", okOfEnded, { num: true, less: true }),
-    buttons((row) => [...(row.status === "disabled" || left(row) > 0 ? [["Enable", () => enable(pool, row)]] : []), ...(row.status === "disabled" ? [] : [["Disable", () => disable(pool, row)]])]),
+    buttons((row) => [...(row.status === "disabled" || left(row) > 0 ? [["Enable", () => enable(pool, row)]] : []), ...(row.status === "disabled" ? [] : [["Disable", () => disable(pool, row)]]), [row.paused ? "Resume" : "Pause", () => pauseOrResume(pool, row.id, row.paused)]]),
   ], { key: (row) => row.id, name: (row) => row.id, empty: "This pool has no resource.", defaultSort: null });
   const left = (row) => Math.max(0, row.cooldown - since());
   const restAtFirst = (row) => Math.max(row.cooldown, row.quota?.seconds_until_open ?? 0);
@@ -655,7 +658,7 @@ function workersView() {
   };
 }
 
-const MOODS = { resource_cooled: "warn", resource_disabled: "bad", worker_lost: "bad", worker_blocked: "bad", worker_not_started: "bad", pool_store_trouble: "bad", pool_lease_lost: "bad", pool_unseen_failures: "bad", pool_drop: "warn", pool_requeue: "warn", resource_recovered: "good", resource_enabled: "good", worker_ready: "good" };
+const MOODS = { resource_cooled: "warn", resource_disabled: "bad", worker_lost: "bad", worker_blocked: "bad", worker_not_started: "bad", pool_store_trouble: "bad", pool_lease_lost: "bad", pool_unseen_failures: "bad", pool_drop: "warn", pool_requeue: "warn", pool_paused: "warn", resource_paused: "warn", pool_resumed: "good", resource_resumed: "good", resource_recovered: "good", resource_enabled: "good", worker_ready: "good" };
 const PLAIN = new Set(["name", "topic", "at", "seq"]);
 
 const KINDS = { all: () => true, actions: (topic) => topic === "observe.actions", tasks: (topic) => /^(tasks|lifecycle)\./.test(topic), resources: (topic) => topic.startsWith("resources."), workers: (topic) => topic.startsWith("workers.") };
@@ -712,6 +715,10 @@ const SENTENCES = {
   resource_limit_changed: (e) => `${e.resource_id} takes ${e.limit} at a time, ${e.refused_at === null ? `up from ${e.old_limit}` : `refused at ${e.refused_at}: ${e.reason ?? "no reason given"}`}`,
   resource_recovered: (e) => `${e.resource_id} is back`,
   resource_enabled: (e) => `${e.resource_id} is enabled`,
+  resource_paused: (e) => `${e.resource_id} is paused`,
+  resource_resumed: (e) => `${e.resource_id} is resumed`,
+  pool_paused: (e) => `${e.tenant === null ? e.pool : tenantName(String(e.tenant))} is paused`,
+  pool_resumed: (e) => `${e.tenant === null ? e.pool : tenantName(String(e.tenant))} is resumed${e.before ? `, because ${e.before} waits` : ""}`,
   resource_added: (e) => `${e.resource_id} was added`,
   resource_removed: (e) => `${e.resource_id} was removed`,
   worker_lost: (e) => `${workerName(e)} is lost: ${e.reason}${e.restarted ? "; another takes its place" : ""}`,
@@ -776,6 +783,15 @@ async function enable(pool, row) {
 }
 async function disable(pool, row) {
   if (await confirmed(`Disable ${row.id}?`, "It gets no new calls until it is enabled. What uses it goes on.", "Disable", { danger: true })) await act("disable", row.id, pool);
+}
+async function pauseOrResume(pool, part = null, isPaused = pool.paused) {
+  const what = part ?? pool.name, [target, of] = part === null ? [`#${pool.number}`, null] : [part, pool];
+  if (isPaused) {
+    if (await confirmed(`Resume ${what}?`, pool.kind === "tasks" ? "Queued tasks start again." : "Calls begin with it again.", "Resume")) await act("resume", target, of);
+    return;
+  }
+  const words = pool.kind === "tasks" ? "Queued tasks wait until it is resumed, and can still expire. What runs continues." : "No call begins with it until it is resumed. What uses it continues.";
+  if (await confirmed(`Pause ${what}?`, words, "Pause")) await act("pause", target, of);
 }
 async function resize(pool) {
   const tasks = pool.kind === "tasks";

@@ -16,6 +16,8 @@ def seconds_until_start(task: TaskRecord, *, new: bool) -> float | None:
     """
     pool, now = task.owner, clock.now()
     scheduler = pool.scheduler
+    if scheduler.is_paused(task):
+        return None  # until somebody resumes it
     found: list[float | None] = []
     if task.terms.due is not None:
         found.append(max(0.0, task.terms.due - now))
@@ -28,6 +30,7 @@ def seconds_until_start(task: TaskRecord, *, new: bool) -> float | None:
         found.append(_of_slots(task, place.ahead, now))
     if (cap := scheduler.cap(task.partition)) is not None:
         found.append(_of_slots(task, place.own, now, cap))
+    found.append(scheduler.rate_opens_in(task.partition, place.own) or None)
     return max((seconds for seconds in found if seconds is not None), default=None)
 
 

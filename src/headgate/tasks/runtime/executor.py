@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from headgate.core.clock import clock
 from headgate.errors import StoreWriteFailed
+from headgate.gate.tenants import Window
 from headgate.tasks.events import AUDIT
 from headgate.tasks.handle import TaskHandle
 from headgate.tasks.model import (
@@ -44,6 +45,7 @@ from headgate.tasks.runtime.lending import Lending
 from headgate.tasks.runtime.marks import mark_attempt, mark_waiting
 from headgate.tasks.runtime.messages import on_another_loop, overdue_error, without_loop
 from headgate.tasks.runtime.nested_waits import wake
+from headgate.tasks.runtime.pausing import Pauses
 from headgate.tasks.runtime.ports import Allocator, Explainer, Launcher, Listener, Ports
 from headgate.tasks.runtime.reporting import Reporter
 from headgate.tasks.runtime.results import ResultPolicy
@@ -90,6 +92,7 @@ class Executor:
         """How long the last tasks waited, by partition."""
         self.pace: Pace = Pace()
         self.shortages: Shortages = Shortages()
+        self.pauses: Pauses = Pauses(self)
         self.loop: asyncio.AbstractEventLoop | None = None
         self.last: Moment = Moment(float("-inf"), 0.0)
         """The newest Moment that was made."""
@@ -155,7 +158,7 @@ class Executor:
         slots = scheduler.slots
         if slots.active or slots.without or scheduler.depth:
             return
-        scheduler.queue.idle()
+        scheduler.idle()
         self.timers.clear()
         if self.allocator is not None:
             self.allocator.idle()
@@ -217,7 +220,7 @@ class Executor:
 
     def has_free_slot(self) -> bool:
         """Could a task start if it got what it needs?"""
-        return not self.scheduler.slots.exhausted
+        return not self.scheduler.slots.exhausted and not self.scheduler.paused
 
     @property
     def is_shared(self) -> bool:
@@ -606,12 +609,20 @@ class Executor:
 
     # -- time ----------------------------------------------------------------------------------------------------------
 
+    def limit_rates(self, window_of: Callable[[Hashable], Window | None]) -> None:
+        """Limit how many tasks of each tenant start within some time; `window_of` makes the window of a tenant."""
+        self.scheduler.limit_rates(window_of, lambda _: self._set_timer(), lambda: clock.now())
+        self.on_start = self.scheduler.began
+
     def plan(self, at: float, errand: Errand, task: TaskRecord) -> None:
         self.timers.add(at, errand, task)
         self._set_timer()
 
     def _set_timer(self) -> None:
         at, loop = self.timers.next_at(), self.loop
+        rates_at = self.scheduler.next_at()
+        if rates_at is not None and (at is None or rates_at < at):
+            at = rates_at
         if loop is None or (self._timer is not None and at is not None and self._timer_at <= at):
             return  # it rings early enough, and is set again then
         if self._timer is not None:
@@ -628,6 +639,7 @@ class Executor:
                 self._expire(task, now)
             elif self.scheduler.is_aside(task):
                 self.scheduler.enqueue(task)
+        self.scheduler.due(now)
         self.pump()
         self._set_timer()
 

@@ -105,7 +105,9 @@ class SharedBudget:
         self.share.has_returning = lambda: bool(executor.scheduler.slots.returning)
         if self.fencing:
             executor.on_start = self._set_fence
-        stored, own = self.share.settings, self._made_with
+        executor.pauses.shared_by(self._apply_now)
+        executor.pauses.tell()
+        stored, own = self.share.settings._replace(paused=False, paused_tenants=frozenset()), self._made_with
         if stored != own and POOLS.listeners:
             about = {"pool_id": executor.id, "pool": executor.name}
             POOLS.emit(PoolSettingsDiffer(at=clock.wall(), **about, own=_described(own), shared=_described(stored)))
@@ -246,6 +248,7 @@ class SharedBudget:
         if self._executor is not None:
             if lost is not None:
                 self._tell_lost(self._executor, lost)
+            self._executor.pauses.tell()
             self._executor.pump()
         if self.share.has_unused():
             self._changed()

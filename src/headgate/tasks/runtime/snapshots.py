@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import replace
 from heapq import nlargest
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from headgate.core.clock import clock
 from headgate.core.html import card
@@ -84,8 +84,23 @@ TERMINAL: tuple[Any, ...] = ("completed", "failed", "rejected", "cancelled", "ex
 
 
 def waiting_for(executor: Executor, shared: View | None) -> View | None:
-    """Why nothing starts although slots are free; None when that is not so."""
+    """Why nothing starts although slots are free, or that the pool is paused; None when that is not so."""
+    if executor.scheduler.paused and executor.scheduler.depth:
+        return View({"cause": "paused", "seconds": None})
     return _waiting_for(executor) if shared is None else _waiting_for_others(executor, shared)
+
+
+_CAUSES: Final = ("rate_per_tenant", "max_concurrent_per_key", "paused")
+"""Why tenants may start nothing. What ends by itself comes first."""
+
+
+def _parked(executor: Executor, parked: Mapping[str, Iterable[Hashable]]) -> View:
+    """Why these tenants start nothing, of which all is queued."""
+    cause = min(parked, key=_CAUSES.index)
+    times: list[float | None] = [None]
+    if cause == "rate_per_tenant":
+        times = [executor.scheduler.rate_opens_in(tenant) for tenant in parked[cause]]
+    return View({"cause": cause, "seconds": min((time for time in times if time is not None), default=None)})
 
 
 def _waiting_for(executor: Executor) -> View | None:
@@ -95,7 +110,8 @@ def _waiting_for(executor: Executor) -> View | None:
         return None
     if len(scheduler.queue):
         if not scheduler.unserved:
-            return View({"cause": "max_concurrent_per_key", "seconds": None})
+            parked = scheduler.parked()
+            return _parked(executor, parked) if parked else None
         if executor.explainer is None:
             return View({"cause": "runner", "seconds": None})
         return View(executor.explainer.waiting_for(scheduler.unserved))
@@ -107,6 +123,8 @@ def _waiting_for_others(executor: Executor, shared: View) -> View | None:
     """Why nothing starts in a pool that shares its budget; None when nothing is queued."""
     if executor.scheduler.unserved or not executor.scheduler.depth:
         return _waiting_for(executor)
+    if len(executor.scheduler.queue) and not executor.scheduler.has_startable():
+        return View({"cause": "paused", "seconds": None})
     return View({"cause": "shared budget" if shared["reachable"] else "store", "seconds": None})
 
 
@@ -135,4 +153,6 @@ def pool_stats(executor: Executor, shared: View | None = None) -> PoolStats:
         waited = now - task.since.now
         if waited > oldest.get(task.partition, -1.0):
             oldest[task.partition] = waited
-    return replace(stats_of(executor.ages, executor.scheduler.jain, oldest), shared=shared)
+    scheduler = executor.scheduler
+    stats = stats_of(executor.ages, scheduler.jain, oldest)
+    return replace(stats, shared=shared, paused=scheduler.paused, paused_tenants=scheduler.paused_tenants())

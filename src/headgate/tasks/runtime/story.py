@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from headgate.core.one_line import one_line
 from headgate.core.redaction import redact
-from headgate.tasks.model import Mark, Remains, TaskRecord, Terms, Told
+from headgate.tasks.model import Mark, Remains, TaskRecord, Told
 
 if TYPE_CHECKING:
     from headgate.tasks.runtime.executor import Executor
@@ -39,6 +39,9 @@ def story_of(task: TaskRecord, now: float) -> Story:
         marks.append(Mark("began", task.started.wall, where, task.attempt))
     if task.status == "queued" and task.terms.need in task.owner.scheduler.unserved and explainer is not None:
         marks.append(Mark("waits", now, explainer.why_waiting(task)))
+    elif task.status == "queued" and task.owner.scheduler.exceeds_rate(task):
+        seconds = task.owner.scheduler.rate_opens_in(task.partition) or 0.0
+        marks.append(Mark("waits", now, f"its tenant has used its rate, the next start is in {seconds:.1f} s"))
     lines = [(began, f"submitted{_options(task)}"), *_with_waits(task, marks, now, task.owner)]
     if task.ended is not None:
         lines.append((task.ended.wall, _end(task)))
@@ -86,23 +89,25 @@ def _with_waits(task: TaskRecord | Remains, marks: list[Mark], now: float, owner
             since, attempt = (mark.wall if mark.again else None), mark.attempt
         elif since is not None:
             if mark.kind == "waits" or mark.attempt == attempt + 1:  # else marks between these were not kept
-                lines += _turn(since, mark.wall, task.terms, owner)
+                lines += _turn(since, mark.wall, task, owner)
             since = None  # a mark says what it waited for from then on
         lines.append((mark.wall, _told(mark)))
     if since is None or task.status == "stale":  # its process was gone: nobody knows how long it was queued
         return lines
-    return [*lines, *_turn(since, now if task.ended is None else task.ended.wall, task.terms, owner)]
+    return [*lines, *_turn(since, now if task.ended is None else task.ended.wall, task, owner)]
 
 
-def _turn(since: float, until: float, terms: Terms, owner: Executor) -> list[tuple[float, str]]:
+def _turn(since: float, until: float, task: TaskRecord | Remains, owner: Executor) -> list[tuple[float, str]]:
     """The line that says how long a task waited for its turn; none if it was short."""
     if until - since < _SHORT:
         return []
-    seconds, what = owner.shortages.between(terms.need, since, until)
+    paused = owner.pauses.between(task.partition, since, until)
+    seconds, what = max(owner.shortages.between(task.terms.need, since, until), paused)
     told = f"waits {until - since:.3f} s for its turn"
     if until - since - seconds < _SHORT:
         return [(since, f"{told}: {what}")]
-    told = f"{told} behind other tasks (max_concurrent {owner.scheduler.limit})"
+    rated = ", rate_per_tenant" if owner.scheduler.has_rates else ""
+    told = f"{told} behind other tasks (max_concurrent {owner.scheduler.limit}{rated})"
     return [(since, f"{told}; for {seconds:.3f} s of it {what}" if seconds >= _SHORT else told)]
 
 

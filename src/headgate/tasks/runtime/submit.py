@@ -31,6 +31,7 @@ from headgate.tasks.events import AUDIT
 from headgate.tasks.handle import TaskHandle
 from headgate.tasks.model import PLAIN, TaskRecord
 from headgate.tasks.options import NOTHING, Asked, check_names, parse
+from headgate.tasks.rates import TenantRates
 from headgate.tasks.runtime.children import adopt, share, terms_below
 from headgate.tasks.runtime.durable import Records, digest_of
 from headgate.tasks.runtime.estimates import seconds_until_start
@@ -72,6 +73,7 @@ class Submitter:
         stale_after: float,
         results: ResultPolicy,
         on_conflict: OnConflict = "error",
+        rates: TenantRates | None = None,
     ) -> None:
         self._executor = executor
         self._scheduler: Scheduler = executor.scheduler
@@ -81,7 +83,8 @@ class Submitter:
         self._allocator: Allocator | None = executor.allocator
         self._queue: SubmitQueue = executor.submit_queue
         self._strategy = strategy
-        self._plain = strategy.plain
+        self._plain = strategy.plain and rates is None
+        self._rates = rates
         self._fair = strategy.key
         self._ignores_priority = strategy.order.by != "arrival" and not strategy.order.levels  # and has not said so yet
         self._stale_after = stale_after
@@ -173,7 +176,10 @@ class Submitter:
         )
 
     def _parsed(self, options: dict[str, Any], args: tuple[Any, ...], now: float, fn: Callable[..., Any]) -> Asked:
-        return parse(options, args, self._strategy, now, self._allocator, fn, TENANT.get())
+        asked = parse(options, args, self._strategy, now, self._allocator, fn, TENANT.get())
+        if self._rates is not None:
+            self._rates.quota(asked[2])  # what is wrong with the rate of a tenant is raised here
+        return asked
 
     def make(self, fn: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> TaskHandle[Any]:
         """Make a task that is neither queued nor known yet. Refuses what `enter` refuses."""
@@ -513,6 +519,8 @@ class Submitter:
             self._scheduler.discard(task)
             self._states.withdraw(task)
             where = "no slot of the shared budget is free" if budget.reachable else "the shared store does not answer"
+            if self._scheduler.is_paused(task):
+                where = "the pool or its tenant is paused"
             raise self._scheduler.busy(
                 f"{where}, and the policy of {self._executor.name!r} is fail_fast", self._retry_after(task)
             )

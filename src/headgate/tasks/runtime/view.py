@@ -16,6 +16,7 @@ from headgate.core.redaction import redact
 from headgate.tasks.fairness import KeyAge, stats_of
 from headgate.tasks.model import Moment, Remains, TaskRecord, TaskStatus, Told
 from headgate.tasks.runtime.snapshots import TERMINAL, waiting_for
+from headgate.tasks.scheduling.shared_queue import token_of
 from headgate.tasks.scheduling.states import LISTED
 
 if TYPE_CHECKING:
@@ -62,11 +63,14 @@ def pool_view(executor: Executor, rows: int, shared: View | None) -> dict[str, A
     oldest = nlargest(listed, first, key=lambda task: now - task.since.now)
     ended_badly = islice(reversed(executor.states.ended_badly), listed)
     waits = waiting_for(executor, shared)
-    lags = {key: one.lag for key, one in tenants.items()}  # those that wait longest come first, then those that waited
+    paused = scheduler.paused_tenants()
+    # Those that wait longest come first, then those that waited. Paused ones are listed also if nothing is queued.
+    lags = {**dict.fromkeys(paused, 0.0), **{key: one.lag for key, one in tenants.items()}}
     ages, nothing = stats_of(islice(reversed(executor.ages), _AGES), 1.0, lags).keys, _Tenant()
     return {
         "id": executor.id,
         "state": executor.state,
+        "paused": scheduler.paused,
         "max_concurrent": scheduler.limit,
         "active": slots.active,
         "waiting": slots.waiting,
@@ -79,12 +83,20 @@ def pool_view(executor: Executor, rows: int, shared: View | None) -> dict[str, A
         "jain": round(scheduler.jain, 4),
         "lag": round(max((one.lag for one in tenants.values()), default=0.0), 3),
         "tenant_count": len(ages),
-        "tenants": [_tenant_row(age, tenants.get(age.key, nothing)) for age in islice(ages, rows)],
+        "tenants": [
+            {**_tenant_row(age, tenants.get(age.key, nothing)), "paused": _known(executor, age.key) in paused}
+            for age in islice(ages, rows)
+        ],
         "running": [_task_row(task, now) for task in running],
         "oldest": [_task_row(task, now) for task in oldest],
         "failures": [_failure_row(executor, Remains._make(one)) for one in ended_badly],
         "shared": None if shared is None else _shared(shared, rows),
     }
+
+
+def _known(executor: Executor, tenant: Hashable) -> Hashable:
+    """A tenant as its pauses know it."""
+    return token_of(tenant) if executor.scheduler.is_shared and tenant is not None else tenant
 
 
 def _shared(shared: View, rows: int) -> dict[str, Any]:
@@ -202,6 +214,15 @@ def endings(executor: Executor, since: int) -> Ended:
         if isinstance(kept, tuple)
     ]
     return Ended(total, new, found)
+
+
+def tenant_named(executor: Executor, text: str) -> Hashable:
+    """Return the tenant that a person means by this text: one that is paused or has tasks, or else the text itself."""
+    scheduler = executor.scheduler
+    known = {*scheduler.paused_tenants(), *(task.partition for task in scheduler.unfinished())} - {None}
+    if text in known:
+        return text
+    return next((tenant for tenant in known if shown(tenant) == text), text)
 
 
 def find_task(executor: Executor, number: int) -> TaskRecord | Remains | None:

@@ -8,18 +8,19 @@ here can be half done.
 from __future__ import annotations
 
 import sys
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from itertools import islice
 from typing import Literal
 
 from headgate.errors import InvalidArgument, PoolBusy, QueueFull
 from headgate.gate.queue import MOST_NEEDS, Place, Queue
 from headgate.gate.rounds import Backlogs
+from headgate.gate.tenants import Caps, Rates, Tenants, Window
 from headgate.tasks.admission import Answer, OfLargestBacklog, Policy, victims_of
 from headgate.tasks.model import TaskRecord
 from headgate.tasks.scheduling.share import Share
-from headgate.tasks.scheduling.shared_queue import SharedQueue
-from headgate.tasks.scheduling.slots import Families, KeyLimits, Slot, Slots, Waits, refuse_cycle
+from headgate.tasks.scheduling.shared_queue import SharedQueue, token_of
+from headgate.tasks.scheduling.slots import Families, Slot, Slots, Waits, refuse_cycle
 from headgate.tasks.strategies import Strategy
 
 Freed = Literal["ended", "lent", "unused"]
@@ -30,6 +31,10 @@ _LOOKED_AT = 16
 and again, would cost more than the preference is worth: the queue offers them too, when their turn comes."""
 
 
+def _no_time() -> float:
+    return 0.0
+
+
 class Scheduler:
     """The queue and the slots of one pool."""
 
@@ -38,8 +43,10 @@ class Scheduler:
         "_backlogs",
         "_direct",
         "_families",
-        "_limits",
+        "_now",
+        "_paused",
         "_share",
+        "_tenants",
         "_tracked",
         "_victims",
         "coming",
@@ -58,14 +65,16 @@ class Scheduler:
         key_limits: int | Mapping[Hashable, int] | None = None,
         share: Share | None = None,
     ) -> None:
-        """`share` is what the pool has of a budget of several processes; it has the queue then, and the caps."""
+        """`share` is what the pool has of a budget of several processes; it has the queue, caps and pauses then."""
         self.strategy: Strategy = strategy
         self._aside: set[TaskRecord] = set()  # counted as queued, and not to be started yet
         self.coming: set[TaskRecord] = set()
         """Tasks that are not accepted or counted yet: they will replace others, which keep their places until then."""
         self._families = Families()
         self._victims = victims_of(policy)
-        self._limits: KeyLimits | None = None
+        self._tenants: Tenants | None = None
+        self._paused = False
+        self._now: Callable[[], float] = _no_time
         self._direct = share is None  # may an ended task's slot go to the next without asking anybody?
         self._share = share
         self.unserved: set[Hashable] = set() if share is None else share.unserved
@@ -127,9 +136,15 @@ class Scheduler:
 
         Not if processes share the budget: which task of all of them is next is not decided here.
         """
-        if self._share is not None or self.slots.exhausted or self._blocked(task):
+        if self._share is not None or self._paused or self.slots.exhausted or self._blocked(task):
             return False
         return not self.slots.returning or all(map(self._capped, self.slots.returning))
+
+    def _may_return(self, task: TaskRecord) -> bool:
+        """Could this task, which runs and has lent its slot, have one at once?"""
+        if self._share is not None or self.slots.exhausted or self._capped(task):
+            return False
+        return all(map(self._capped, self.slots.returning))
 
     def full(self) -> bool:
         """Are as many tasks queued as the policy allows?"""
@@ -170,7 +185,8 @@ class Scheduler:
 
     def cap(self, tenant: Hashable) -> int | None:
         """How many tasks of this tenant may be active at a time; None if it has no limit of its own."""
-        return None if self._limits is None else self._limits.limit(tenant)
+        caps = None if self._tenants is None else self._tenants.caps
+        return None if caps is None else caps.limit(tenant)
 
     def queue_full(self, message: str, retry_after: float | None) -> QueueFull:
         """The error for a task that finds no place in the queue."""
@@ -182,10 +198,16 @@ class Scheduler:
 
     def _why_not(self, task: TaskRecord, why: str) -> str:
         """Say why a task cannot start now."""
+        if self.paused:
+            return "the pool is paused"
+        if self.is_paused(task):
+            return f"the tenant {task.partition!r} is paused"
         if self.slots.exhausted:
             return f"every slot is in use ({self.slots.active} of {self.slots.limit})"
         if self._capped(task):
             return f"the key {task.partition!r} is at its cap"
+        if self.exceeds_rate(task):
+            return f"the tenant {task.partition!r} has started as many tasks as its rate allows"
         if task.terms.due is not None:
             return "a task with a delay cannot start at once"
         return why or "it cannot start now"
@@ -257,12 +279,17 @@ class Scheduler:
             self._left(task, started=False)
 
     def _blocked(self, task: TaskRecord) -> bool:
-        """Is the tenant of this task at its limit, or can nothing serve its requirement?"""
-        return self._capped(task) or (bool(self.unserved) and task.terms.need in self.unserved)
+        """Does a limit of its tenant hold up this task, or can nothing serve its requirement?"""
+        if self.unserved and task.terms.need in self.unserved:
+            return True
+        if self._share is not None:
+            return self.is_paused(task)
+        return self._tenants is not None and self._tenants.is_closed(task.partition)
 
     def _capped(self, task: TaskRecord) -> bool:
-        """Is the tenant of this task at its limit?"""
-        return self._limits is not None and self._limits.full(task.partition)
+        """Is the tenant of this task at its cap? What runs already is held up by nothing else."""
+        caps = None if self._tenants is None else self._tenants.caps
+        return caps is not None and caps.is_closed(task.partition)
 
     # -- needs ---------------------------------------------------------------------------------------------------------
 
@@ -302,6 +329,8 @@ class Scheduler:
         slots = self.slots
         if slots.returning and (returner := self._returner()) is not None:
             return returner
+        if self._paused:
+            return None
         if self._share is not None and self._share.has_lent() and (heir := self._heir_of_lent(self._share)) is not None:
             return heir
         slot = slots.take()
@@ -373,29 +402,142 @@ class Scheduler:
 
     def limit_keys(self, limits: int | Mapping[Hashable, int] | None) -> None:
         """Limit the active tasks of each tenant from now on. (The caps of a shared budget are kept elsewhere.)"""
-        assert isinstance(self.queue, Queue), "its slots are its own"
-        if self._limits is not None:
-            self._limits.lift()
-        self.queue.set_apart(tenants=limits is not None)
-        self._limits = KeyLimits(limits, self.queue) if limits is not None else None
-        self._direct = self._limits is None
-        if self._limits is not None:
-            self._limits.count(task.partition for task in self.slots.holders())
+        if limits is None and self._tenants is None:
+            return
+        caps = None if limits is None else Caps(limits, (task.partition for task in self.slots.holders()))
+        self._limited().set_caps(caps)
+        self._settle_limits()
+
+    def _limited(self) -> Tenants:
+        """The limits of tenants, which are made when there is one."""
+        if self._tenants is None:
+            assert isinstance(self.queue, Queue), "its slots are its own"
+            self._tenants = Tenants(self.queue)
+        return self._tenants
+
+    def _settle_limits(self) -> None:
+        """Do without limits that are gone. The queue is put together again when it is empty: then it costs nothing."""
+        self._tenants = self._tenants or None
+        self._direct = self._share is None and self._tenants is None and not self._paused
+
+    def limit_rates(
+        self,
+        window_of: Callable[[Hashable], Window | None],
+        woken_at: Callable[[float], object],
+        now: Callable[[], float],
+    ) -> None:
+        """Limit how many tasks of each tenant start within some time. See `Rates`; `now` is the clock."""
+        self._now = now
+        self._limited().rates = Rates(window_of, woken_at)
+        self._settle_limits()
+
+    def began(self, task: TaskRecord) -> None:
+        """Count the start of a task against the rate of its tenant."""
+        if self._tenants is not None:
+            self._tenants.began(task.partition, self._now())
+
+    def next_at(self) -> float | None:
+        """When `due` must be called."""
+        rates = None if self._tenants is None else self._tenants.rates
+        return None if rates is None else rates.next_at()
+
+    def due(self, now: float) -> None:
+        """Let the tenants start tasks again whose rates allow it by now."""
+        if self._tenants is not None:
+            self._tenants.due(now)
+
+    def rate_opens_in(self, tenant: Hashable, ahead: float = 0.0) -> float | None:
+        """Estimate in how many seconds the rate of a tenant allows a start after `ahead` others; None without rates."""
+        rates = None if self._tenants is None else self._tenants.rates
+        return None if rates is None else rates.opens_in(tenant, self._now(), ahead)
+
+    @property
+    def has_rates(self) -> bool:
+        """Are there rates of tenants?"""
+        return self._tenants is not None and self._tenants.rates is not None
+
+    def exceeds_rate(self, task: TaskRecord) -> bool:
+        """Does the rate of its tenant allow no start now?"""
+        rates = None if self._tenants is None else self._tenants.rates
+        return rates is not None and rates.is_closed(task.partition)
+
+    # -- pausing -------------------------------------------------------------------------------------------------------
+
+    @property
+    def paused(self) -> bool:
+        """Does no queued task start? What runs continues, and gets its slot back after a wait."""
+        return self._paused if self._share is None else self._share.settings.paused
+
+    def paused_tenants(self) -> frozenset[Hashable]:
+        """The tenants whose tasks do not start; of a shared budget their tokens."""
+        if self._share is not None:
+            return frozenset(self._share.settings.paused_tenants)
+        return frozenset() if self._tenants is None else frozenset(self._tenants.pauses.tenants)
+
+    def is_paused(self, task: TaskRecord) -> bool:
+        """Is the pool paused, or the tenant of this task?"""
+        if self._share is not None:
+            settings = self._share.settings
+            return settings.paused or (
+                bool(settings.paused_tenants) and token_of(task.partition) in settings.paused_tenants
+            )
+        return self._paused or (self._tenants is not None and self._tenants.pauses.is_closed(task.partition))
+
+    def pause(self, *, paused: bool) -> bool:
+        """Start no queued task from now on, or start them again. Returns whether that changed anything."""
+        if self._share is not None:
+            return self._share.pause(None, paused=paused)
+        changed, self._paused = self._paused is not paused, paused
+        self._settle_limits()
+        return changed
+
+    def pause_tenant(self, tenant: Hashable, *, paused: bool) -> bool:
+        """Start no queued task of a tenant from now on, or start them again. Returns whether that changed anything."""
+        if self._share is not None:
+            return self._share.pause(token_of(tenant), paused=paused)
+        if not paused and self._tenants is None:
+            return False
+        changed = self._limited().set_paused(tenant, paused)
+        self._settle_limits()
+        return changed
+
+    def resume_token(self, token: str) -> None:
+        """Start the queued tasks of a tenant of a shared budget again."""
+        if self._share is not None:
+            self._share.pause(token, paused=False)
+
+    def has_startable(self) -> bool:
+        """Of a shared budget: is a task queued that is not paused?"""
+        return isinstance(self.queue, SharedQueue) and self.queue.has_startable()
+
+    def parked(self) -> dict[str, list[Hashable]]:
+        """The tenants that have tasks queued and may start none, by the limit that says so."""
+        return {} if self._tenants is None else self._tenants.causes()
+
+    def idle(self) -> None:
+        """Forget what is past: nothing is queued and nothing runs."""
+        self.queue.idle()
+        if self._tenants is None and isinstance(self.queue, Queue):
+            self.queue.set_apart(tenants=False)
 
     def _occupy(self, task: TaskRecord, slot: Slot) -> None:
         task.slot = slot
         slot.holder = task
         self.slots.active += 1
-        if self._limits is not None:
-            self._limits.took(task.partition)
+        if self._tenants is not None:
+            self._tenants.took(task.partition)
+            if self._tenants.rates is not None and task.status == "queued":  # else it runs, and has waited for another
+                self._tenants.chosen(task.partition, self._now())
         if self._share is not None:
             self._share.started(task)
 
     def _vacate(self, task: TaskRecord, slot: Slot, freed: Freed = "ended") -> None:
         task.slot = slot.holder = None
         self.slots.active -= 1
-        if self._limits is not None:
-            self._limits.gave(task.partition)
+        if self._tenants is not None:
+            self._tenants.gave(task.partition)
+            if self._tenants.rates is not None and task.status == "queued":
+                self._tenants.not_begun(task.partition, self._now())
         if self._share is None:
             return
         if freed == "unused":
@@ -472,7 +614,7 @@ class Scheduler:
         """Give a slot back to a task that lent its own. False: none is free, and it will get the next one."""
         slots, share = self.slots, self._share
         self._stop_lending(task)
-        if self.startable(task) or (share is not None and share.take_lent(task)):
+        if self._may_return(task) or (share is not None and share.take_lent(task)):
             slot = slots.take()
             assert slot is not None, "there was one"
             del slots.without[task]

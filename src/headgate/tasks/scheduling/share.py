@@ -83,7 +83,8 @@ class Share:
         self._least: int | None = None  # the lowest announced priority, if as many tasks are announced as may be
         self._limit: tuple[int] | None = None  # to be set for all, until an answer says that it is
         self._caps: tuple[int | Mapping[str, int] | None] | None = None  # likewise
-        self._told: tuple[object, object] = (None, None)  # what of these the newest message had
+        self._pauses: dict[str | None, bool] = {}  # likewise
+        self._told: tuple[object, object, dict[str | None, bool]] = (None, None, {})  # what the newest message had
 
     @property
     def settings(self) -> Settings:
@@ -248,6 +249,18 @@ class Share:
         self._caps = (caps,)
         self._changed()
 
+    def pause(self, tenant: str | None, *, paused: bool) -> bool:
+        """Pause or resume a tenant, or the budget (None), for all members. Returns whether that changed anything.
+
+        Here it holds at once.
+        """
+        settings = self.settings.with_pauses({tenant: paused})
+        if settings == self.settings:
+            return False
+        self._pauses = {**self._pauses, tenant: paused}
+        self._adopt(settings)
+        return True
+
     def message(
         self,
         now: float,
@@ -272,7 +285,7 @@ class Share:
             refunds, charges = [], []
         wants = [] if leaves else self._wants(now, returning)
         self._seq += 1
-        limit, caps = self._told = (self._limit, self._caps)
+        limit, caps, pauses = self._told = (self._limit, self._caps, self._pauses)
         return Said(
             self._seq,
             self.settings,
@@ -288,6 +301,7 @@ class Share:
             None if limit is None else limit[0],
             None if caps is None else caps[0],
             caps is not None,
+            pauses,
         )
 
     def _wants(self, now: float, returning: Iterable[TaskRecord]) -> list[Want]:
@@ -297,7 +311,7 @@ class Share:
         ahead = self._ahead or 0.0
         lenders = Counter(self.queue.token(task) for task in returning)
         wants = [Want(token, tasks, now + ahead, returning=True) for token, tasks in lenders.items()]
-        heads = self.queue.heads(most, ahead, self._full)
+        heads = self.queue.heads(most, ahead, self._full)  # paused ones too: they start as soon as they may
         self._least = min(want.priority for want in heads) if len(heads) == most else None
         wants += heads
         if self._outside:  # these still run here although nobody counts them: there is no room for more
@@ -308,8 +322,9 @@ class Share:
         """Take in what this pool was told."""
         queue = self.queue
         self.me = told.me
-        self._adopt(told.settings)
-        told_limit, told_caps = self._told
+        told_limit, told_caps, told_pauses = self._told
+        self._pauses = {who: paused for who, paused in self._pauses.items() if told_pauses.get(who) is not paused}
+        self._adopt(told.settings.with_pauses(self._pauses))
         self._limit = None if self._limit is told_limit else self._limit
         self._caps = None if self._caps is told_caps else self._caps
         self._ahead = self._ahead_by(offset)
@@ -340,10 +355,13 @@ class Share:
 
     def _adopt(self, settings: Settings) -> None:
         """Go by the settings that all members have."""
-        if settings != self.queue.settings:
+        before = self.queue.settings
+        if settings != before:
             self.queue.change(settings)
             self.end_blocks()
             self._in_use = {task: self.queue.token(task) for task in self._in_use}
+            if (settings.paused, settings.paused_tenants) != (before.paused, before.paused_tenants):
+                self._changed()  # other tasks are next now
 
     def contended(self) -> None:
         """Ask before a slot is used again: somebody else may wait."""

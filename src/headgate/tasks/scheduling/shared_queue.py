@@ -105,10 +105,10 @@ class SharedQueue:
 
     def pop(self) -> TaskRecord | None:
         """Take out a task for which there is a granted slot."""
-        if not self.ready or not self.is_valid():
+        if not self.ready or not self.is_valid() or self.settings.paused:
             return None
         for token in self.ready:
-            task = self._first(token)
+            task = None if self._is_paused(token) else self._first(token)
             if task is not None:
                 self._take_grant(token)
                 self._queue.remove(task)
@@ -163,6 +163,31 @@ class SharedQueue:
         """The accounts of a tenant, the one that is next first."""
         return self._queue.accounts_of(token) if self.settings.by_tenant else self._queue.first_accounts(1)
 
+    def _is_paused(self, token: str) -> bool:
+        """Is the tenant paused that has this turn?"""
+        paused = self.settings.paused_tenants
+        return bool(paused) and self.tenant(token) in paused
+
+    def _next_accounts(self, most: int, full: Collection[str] = ()) -> list[Account]:
+        """The accounts that are next. Tenants that are in `full` or paused come last."""
+        last = {*full, *self.settings.paused_tenants}
+        if not last:
+            return self._queue.first_accounts(most)
+        turns = len(self._queue.priorities()) if self.settings.levels else 1
+        found = self._queue.first_accounts(most + len(last) * turns)
+        found.sort(key=lambda account: self.tenant(str(account.tenant)) in last)
+        return found[:most]
+
+    def _startable(self) -> list[Account]:
+        """The account that is next and not paused, if there is one."""
+        if self.settings.paused:
+            return []
+        return [account for account in self._next_accounts(1) if not self._is_paused(str(account.tenant))]
+
+    def has_startable(self) -> bool:
+        """Is a task queued that only lacks a slot?"""
+        return bool(self._startable())
+
     def _first(self, token: str) -> TaskRecord | None:
         """The first task of a tenant that something can serve."""
         task: TaskRecord | None = self._queue.first_of(self._accounts(token))
@@ -187,7 +212,9 @@ class SharedQueue:
         """
         queue, by_tenant = self._queue, self.settings.by_tenant
         if self.settings.caps is None:
-            accounts = queue.first_accounts(1)
+            accounts = self._startable()
+        elif self.settings.paused or self._is_paused(token):
+            return None
         else:
             accounts = self._accounts_of_tenant(token)
         task: TaskRecord | None = queue.first_of(accounts)
@@ -258,9 +285,7 @@ class SharedQueue:
         if not self.settings.by_tenant:
             tasks = islice(self._in_order(self._queue.first_accounts(most)), most)
             return [Want("", 1, task.moment.now + ahead, 0.0, task.priority) for task in tasks]
-        found = self._queue.first_accounts(most + len(full))
-        found.sort(key=lambda account: self.tenant(str(account.tenant)) in full)
-        return [self._want(account, ahead) for account in found[:most]]
+        return [self._want(account, ahead) for account in self._next_accounts(most, full)]
 
     def _want(self, account: Account, ahead: float) -> Want:
         lanes = self._queue.open_lanes(account)

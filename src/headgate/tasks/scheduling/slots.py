@@ -20,11 +20,10 @@ Waits that form a circle can never end. `chain_of` finds the circle before the w
 from __future__ import annotations
 
 import heapq
-from collections import Counter, OrderedDict
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator, Mapping
 
 from headgate.errors import InvalidArgument, WaitCycle
-from headgate.gate.queue import Queue
 from headgate.tasks.model import TaskRecord
 
 
@@ -209,65 +208,6 @@ class Families:
     def queued_below(self, task: TaskRecord) -> Iterator[TaskRecord]:
         """The queued descendants of a task, oldest first."""
         return iter(self._below.get(task, ()))
-
-
-class KeyLimits:
-    """How many tasks of each tenant may be active, and how many are. A tenant at its limit is parked in the queue."""
-
-    __slots__ = ("_active", "_parked", "_queue", "limits")
-
-    def __init__(self, limits: int | Mapping[Hashable, int], queue: Queue) -> None:
-        self.limits: int | Mapping[Hashable, int] = limits
-        self._queue = queue
-        self._active: dict[Hashable, int] = {}
-        self._parked: dict[Hashable, None] = {}  # in the order in which they were parked, and come back
-
-    def full(self, key: Hashable) -> bool:
-        """Are as many tasks of this tenant active as its limit allows?"""
-        limit = self.limit(key)
-        return limit is not None and self._active.get(key, 0) >= limit
-
-    def took(self, key: Hashable) -> None:
-        """Count one more active task of this tenant."""
-        self._active[key] = self._active.get(key, 0) + 1
-        if self.full(key):
-            self._park(key)
-
-    def gave(self, key: Hashable) -> None:
-        """Count one active task of this tenant less."""
-        self._active[key] -= 1
-        if not self._active[key]:
-            del self._active[key]
-        if key in self._parked and not self.full(key):
-            self._unpark(key)
-
-    def count(self, active: Iterable[Hashable]) -> None:
-        """Begin with these tenants of active tasks."""
-        self._active = dict(Counter(active))
-        for key in self._active:
-            if self.full(key):
-                self._park(key)
-
-    def lift(self) -> None:
-        """Let every parked tenant take its turns again."""
-        for key in list(self._parked):
-            self._unpark(key)
-
-    def _park(self, key: Hashable) -> None:
-        if key not in self._parked:
-            self._parked[key] = None
-            self._queue.park(key)
-
-    def _unpark(self, key: Hashable) -> None:
-        if key in self._parked:
-            del self._parked[key]
-            self._queue.unpark(key)
-
-    def limit(self, key: Hashable) -> int | None:
-        """How many tasks of this tenant may be active; None if there is no limit."""
-        if key is None:  # tasks without a tenant have nothing in common
-            return None
-        return self.limits.get(key) if isinstance(self.limits, Mapping) else self.limits
 
 
 def checked_limits(limits: object) -> int | dict[Hashable, int] | None:
