@@ -36,36 +36,42 @@ class TenantLimit(Protocol):
 
 
 class Caps:
-    """How many tasks of a tenant may be active at a time: one number for all, or some by name."""
+    """How many slots the tasks of a tenant may hold at a time: one number for all tenants, or some by name."""
 
-    __slots__ = ("active", "limits")
+    __slots__ = ("active", "limits", "wanted")
 
     cause: str = "max_concurrent_per_key"
 
     def __init__(self, limits: int | Mapping[Hashable, int], active: Iterable[Hashable] = ()) -> None:
-        """`active` names the tenant of each active task."""
+        """`active` names the tenant of each slot that is held."""
         self.limits: int | Mapping[Hashable, int] = limits
         self.active: dict[Hashable, int] = dict(Counter(active))
-        """How many tasks of each tenant are active."""
+        """How many slots the tasks of each tenant hold."""
+        self.wanted: dict[Hashable, int] = {}
+        """How many slots the next task of a tenant takes, where it waits for several."""
 
     def limit(self, tenant: Hashable) -> int | None:
-        """How many tasks of this tenant may be active, or None if it has no cap."""
+        """How many slots the tasks of this tenant may hold, or None if it has no cap."""
         if tenant is None:
             return None
         return self.limits.get(tenant) if isinstance(self.limits, Mapping) else self.limits
 
     def is_closed(self, tenant: Hashable) -> bool:
-        """Whether as many tasks of this tenant are active as its cap allows."""
+        """Whether the next task of this tenant would exceed its cap."""
+        return not self.has_room(tenant, self.wanted.get(tenant, 1) if self.wanted else 1)
+
+    def has_room(self, tenant: Hashable, slots: int) -> bool:
+        """Whether a task of this tenant may take so many more slots."""
         limit = self.limit(tenant)
-        return limit is not None and self.active.get(tenant, 0) >= limit
+        return limit is None or self.active.get(tenant, 0) + slots <= limit
 
-    def took(self, tenant: Hashable) -> None:
-        """Count one more active task."""
-        self.active[tenant] = self.active.get(tenant, 0) + 1
+    def took(self, tenant: Hashable, slots: int = 1) -> None:
+        """Count slots that a task has taken."""
+        self.active[tenant] = self.active.get(tenant, 0) + slots
 
-    def gave(self, tenant: Hashable) -> None:
-        """Count one active task less."""
-        self.active[tenant] -= 1
+    def gave(self, tenant: Hashable, slots: int = 1) -> None:
+        """Count slots that a task has given back."""
+        self.active[tenant] -= slots
         if not self.active[tenant]:
             del self.active[tenant]
 
@@ -259,16 +265,25 @@ class Tenants:
         self.update(tenant)
         return True
 
-    def took(self, tenant: Hashable) -> None:
-        """Count a slot that a task of this tenant has taken."""
+    def took(self, tenant: Hashable, slots: int = 1) -> None:
+        """Count the slots that a task of this tenant has taken."""
         if self.caps is not None:
-            self.caps.took(tenant)
+            self.caps.took(tenant, slots)
             self.update(tenant)
 
-    def gave(self, tenant: Hashable) -> None:
-        """Count a slot that a task of this tenant has given back."""
+    def gave(self, tenant: Hashable, slots: int = 1) -> None:
+        """Count the slots that a task of this tenant has given back."""
         if self.caps is not None:
-            self.caps.gave(tenant)
+            self.caps.gave(tenant, slots)
+            self.update(tenant)
+
+    def wait_for(self, tenant: Hashable, slots: int) -> None:
+        """Start nothing of this tenant until its cap leaves so many slots for its next task, or no longer (1)."""
+        if self.caps is not None:
+            if slots > 1:
+                self.caps.wanted[tenant] = slots
+            else:
+                self.caps.wanted.pop(tenant, None)
             self.update(tenant)
 
     def chosen(self, tenant: Hashable, now: float) -> None:

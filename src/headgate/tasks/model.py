@@ -52,6 +52,8 @@ class Terms:
     """When it may start at the earliest, on the monotonic clock."""
     wait_timeout: float | None = None
     cost: AnyCost | None = None
+    slots: int = 1
+    """How many slots it takes while it runs."""
     labels: Mapping[str, Any] | None = None
     need: Hashable = None
     """What its runner must have for it. Tasks that need the same are served alike; opaque here."""

@@ -86,6 +86,7 @@ def _terms(checked: dict[str, Any], now: float) -> Terms:
         due=now + given["delay"] if given.get("delay") else None,
         wait_timeout=given.get("wait_timeout"),
         cost=given.get("cost"),
+        slots=given.get("slots", 1),
         labels=given.get("labels"),
         payload_id=given.get("payload_id"),
         detached=given.get("detached", False),
@@ -177,6 +178,13 @@ def _count(name: str, value: object) -> int:
     return count
 
 
+def _slots(name: str, value: object) -> int:
+    slots = _whole(name, value)
+    if slots < 1:
+        raise InvalidArgument(f"{name} must be >= 1, got {value!r}", remedy="Pass how many slots the task takes.")
+    return slots
+
+
 def _moment(name: str, value: object) -> float | None:
     if value is None:
         return None
@@ -233,6 +241,7 @@ _CHECKS: Final = {
     "delay": _seconds,
     "wait_timeout": _seconds,
     "cost": _cost,
+    "slots": _slots,
     "labels": _labels,
     "payload_id": _idempotency_key,
     "detached": _flag,

@@ -261,6 +261,7 @@ OPTIONS = (
     "delay",
     "wait_timeout",
     "cost",
+    "slots",
     "labels",
     "payload_id",
     "detached",

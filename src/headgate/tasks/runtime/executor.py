@@ -133,7 +133,7 @@ class Executor:
         if self._pumping:  # starting a task may call back, from a runner or a listener
             return
         scheduler = self.scheduler
-        if not len(scheduler.queue) and not scheduler.slots.returning and not self.submit_queue.line:
+        if not scheduler.has_queued and not scheduler.slots.returning and not self.submit_queue.line:
             if not scheduler.slots.active:
                 self.tell_idle()
             return

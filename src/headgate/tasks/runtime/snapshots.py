@@ -108,6 +108,8 @@ def _waiting_for(executor: Executor) -> View | None:
     scheduler = executor.scheduler
     if not scheduler.depth or scheduler.slots.exhausted:
         return None
+    if scheduler.lacks_slots():
+        return View({"cause": "slots", "seconds": None})
     if len(scheduler.queue):
         if not scheduler.unserved:
             parked = scheduler.parked()

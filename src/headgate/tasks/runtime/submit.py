@@ -137,6 +137,8 @@ class Submitter:
             priority, key, partition, terms = self._parsed(options, args, moment.now, fn)
             if terms.need is not None:
                 self._scheduler.check_need(terms.need)
+            if terms.slots > 1:
+                self._scheduler.check_slots(terms.slots, partition)
         if priority and self._ignores_priority:
             self._hint_at_levels()
         if partition is None and (tenant := TENANT.get()) is not None:  # what `parse` does, where it was not called
@@ -193,6 +195,8 @@ class Submitter:
         priority, key, partition, terms = self._parsed(options, args, moment.now, fn)
         if terms.need is not None:
             self._scheduler.check_need(terms.need)
+        if terms.slots > 1:
+            self._scheduler.check_slots(terms.slots, partition)
         if priority and self._ignores_priority:
             self._hint_at_levels()
         if self._shared:

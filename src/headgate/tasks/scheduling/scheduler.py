@@ -17,7 +17,7 @@ from headgate.gate.queue import MOST_NEEDS, Place, Queue
 from headgate.gate.rounds import Backlogs
 from headgate.gate.tenants import Caps, Rates, Tenants, Window
 from headgate.tasks.admission import Answer, OfLargestBacklog, Policy, victims_of
-from headgate.tasks.model import TaskRecord
+from headgate.tasks.model import PLAIN, TaskRecord
 from headgate.tasks.scheduling.share import Share
 from headgate.tasks.scheduling.shared_queue import SharedQueue, token_of
 from headgate.tasks.scheduling.slots import Families, Slot, Slots, Waits, refuse_cycle
@@ -43,10 +43,12 @@ class Scheduler:
         "_backlogs",
         "_direct",
         "_families",
+        "_kept",
         "_now",
         "_paused",
         "_share",
         "_tenants",
+        "_too_wide",
         "_tracked",
         "_victims",
         "coming",
@@ -71,6 +73,8 @@ class Scheduler:
         self.coming: set[TaskRecord] = set()
         """Tasks that are not accepted or counted yet: they will replace others, which keep their places until then."""
         self._families = Families()
+        self._kept: TaskRecord | None = None  # it is first, and free slots are kept for it until there are enough
+        self._too_wide: set[TaskRecord] = set()  # set aside: they take more slots than there are
         self._victims = victims_of(policy)
         self._tenants: Tenants | None = None
         self._paused = False
@@ -118,7 +122,18 @@ class Scheduler:
     @property
     def depth(self) -> int:
         """How many tasks are queued."""
-        return len(self.queue) + len(self._aside)
+        return len(self.queue) + len(self._aside) + (self._kept is not None)
+
+    @property
+    def has_queued(self) -> bool:
+        """Is a task queued that starts as soon as there are slots for it?"""
+        return len(self.queue) > 0 or self._kept is not None
+
+    def lacks_slots(self, task: TaskRecord | None = None) -> bool:
+        """Is this task, or any, first and short of the several slots that it takes?"""
+        if task is not None:
+            return task is self._kept or task in self._too_wide
+        return self._kept is not None or bool(self._too_wide)
 
     @property
     def size(self) -> int:
@@ -138,11 +153,35 @@ class Scheduler:
         """
         if self._share is not None or self._paused or self.slots.exhausted or self._blocked(task):
             return False
+        if self._kept is not None or (task.terms is not PLAIN and task.terms.slots > 1 and not self._has_room(task)):
+            return False
         return not self.slots.returning or all(map(self._capped, self.slots.returning))
+
+    def check_slots(self, slots: int, tenant: Hashable) -> None:
+        """Raise InvalidArgument for a task that takes more slots than it can ever have."""
+        if self._share is not None:
+            raise InvalidArgument(
+                f"slots={slots} cannot be given to a pool that shares its budget: its tasks take one slot each",
+                remedy="Leave slots= out, or use a pool of one process.",
+            )
+        cap = self.cap(tenant)
+        limit = self.slots.limit if cap is None else min(cap, self.slots.limit)
+        if slots > limit:
+            what = "max_concurrent" if limit == self.slots.limit else f"max_concurrent_per_key of {tenant!r}"
+            raise InvalidArgument(
+                f"slots must be at most {limit}, which is {what}, got {slots}",
+                remedy="Take fewer slots, or raise that limit.",
+            )
+
+    def _has_room(self, task: TaskRecord) -> bool:
+        """Are there as many slots as this task takes, and does the cap of its tenant leave as many?"""
+        slots = task.terms.slots
+        caps = None if self._tenants is None else self._tenants.caps
+        return self.slots.room >= slots and (caps is None or caps.has_room(task.partition, slots))
 
     def _may_return(self, task: TaskRecord) -> bool:
         """Could this task, which runs and has lent its slot, have one at once?"""
-        if self._share is not None or self.slots.exhausted or self._capped(task):
+        if self._share is not None or self.slots.exhausted or self._capped(task) or not self._has_room(task):
             return False
         return all(map(self._capped, self.slots.returning))
 
@@ -181,6 +220,8 @@ class Scheduler:
 
     def place(self, task: TaskRecord, *, new: bool) -> Place:
         """Estimate how many queued tasks start before this one, which is queued or, if `new`, would join them now."""
+        if task is self._kept:
+            return Place(0.0, 0.0)
         return self.queue.place(task, new=new or task in self._aside or task in self.coming)
 
     def cap(self, tenant: Hashable) -> int | None:
@@ -256,6 +297,7 @@ class Scheduler:
 
     def _leave_aside(self, task: TaskRecord) -> None:
         self._aside.discard(task)
+        self._too_wide.discard(task)
         if self._victims is not None:
             self._victims.left(task)
 
@@ -263,6 +305,8 @@ class Scheduler:
         """All queued tasks, in no particular order."""
         yield from self.queue
         yield from self._aside
+        if self._kept is not None:
+            yield self._kept
 
     def is_aside(self, task: TaskRecord) -> bool:
         """Was this task set aside, and has no turn yet?"""
@@ -275,8 +319,13 @@ class Scheduler:
         elif task in self._aside:
             self._leave_aside(task)
         else:
+            if task is self._kept:
+                self._kept = None
+                self.queue.put_back(task)  # its turn was not used
             self.queue.remove(task)
             self._left(task, started=False)
+            if self._tenants is not None and task.terms.slots > 1:
+                self._tenants.wait_for(task.partition, 1)
 
     def _blocked(self, task: TaskRecord) -> bool:
         """Does a limit of its tenant hold up this task, or can nothing serve its requirement?"""
@@ -289,7 +338,7 @@ class Scheduler:
     def _capped(self, task: TaskRecord) -> bool:
         """Is the tenant of this task at its cap? What runs already is held up by nothing else."""
         caps = None if self._tenants is None else self._tenants.caps
-        return caps is not None and caps.is_closed(task.partition)
+        return caps is not None and not caps.has_room(task.partition, task.terms.slots)
 
     # -- needs ---------------------------------------------------------------------------------------------------------
 
@@ -327,25 +376,62 @@ class Scheduler:
     def next(self) -> TaskRecord | None:
         """Give a free slot to the task that is next, and return it. A running task may get its slot back."""
         slots = self.slots
-        if slots.returning and (returner := self._returner()) is not None:
-            return returner
+        if slots.returning:
+            if (returner := self._returner()) is not None:
+                return returner
+            if any(not self._capped(task) and slots.room < task.terms.slots for task in slots.returning):
+                return None  # a lender that wants several slots back: what is free is for it
         if self._paused:
             return None
         if self._share is not None and self._share.has_lent() and (heir := self._heir_of_lent(self._share)) is not None:
             return heir
-        slot = slots.take()
-        if slot is None:
-            return None
-        task = self._descendant(slot) if slot.lenders and self._share is None else None
-        if task is None:
-            task = self.queue.pop()
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            if self._blocked(kept):  # meanwhile, by a pause for example: others may start
+                self.queue.put_back(kept)
+            elif self._fits(kept) and (slot := slots.take()) is not None:
+                return self._seated(kept, slot)
+        while self._kept is None and (slot := slots.take()) is not None:
+            task = self._descendant(slot) if slot.lenders and self._share is None else None
             if task is None:
-                slots.put(slot)
-                return None
+                task = self.queue.pop()
+                if task is None:
+                    slots.put(slot)
+                    return None
+            if task.terms is PLAIN or task.terms.slots == 1:
+                return self._seated(task, slot)
+            slots.put(slot)
+            if self._fits(task) and (slot := slots.take()) is not None:
+                return self._seated(task, slot)
+        return None
+
+    def _seated(self, task: TaskRecord, slot: Slot) -> TaskRecord:
+        """Give a slot to a task that was queued."""
         if self._tracked or self._families.entered:
             self._left(task, started=True)
         self._occupy(task, slot)
         return task
+
+    def _fits(self, task: TaskRecord) -> bool:
+        """Are there slots for a task that takes several, which has left the queue? Otherwise it is kept for later.
+
+        If only slots are missing, nothing overtakes it: those that come free are kept for it. If it is the cap of its
+        tenant, only this tenant waits. A task that takes more slots than there are waits aside.
+        """
+        slots = task.terms.slots
+        caps = None if self._tenants is None else self._tenants.caps
+        if slots > self.slots.limit:
+            self._left(task, started=False)
+            self._too_wide.add(task)
+            self.set_aside(task)
+        elif caps is not None and self._tenants is not None and not caps.has_room(task.partition, slots):
+            self.queue.put_back(task)
+            self._tenants.wait_for(task.partition, slots)
+        elif self.slots.room < slots:
+            self._kept = task
+        else:
+            return True
+        return False
 
     def succeed(self, task: TaskRecord) -> TaskRecord | None:
         """Give the slot of a task that has ended to the next in the queue, and return that.
@@ -356,10 +442,14 @@ class Scheduler:
         if slot is None or slot.lenders or slots.returning or not self._direct or slots.excess:
             self.release(task)
             return None
-        heir = self.queue.pop()
-        if heir is None:
+        if slot.others or self._kept is not None:
             self.release(task)
             return None
+        heir = self.queue.pop()
+        if heir is None or (heir.terms is not PLAIN and heir.terms.slots > 1):
+            self.release(task)
+            fits = heir is not None and self._fits(heir) and (slot := slots.take()) is not None
+            return self._seated(heir, slot) if fits and heir is not None and slot is not None else None
         task.slot, heir.slot, slot.holder = None, slot, heir
         if self._tracked or self._families.entered:
             self._left(heir, started=True)
@@ -399,12 +489,15 @@ class Scheduler:
     def resize(self, limit: int) -> None:
         """Hand out at most so many slots from now on."""
         self.slots.resize(limit)
+        for task in [task for task in self._too_wide if task.terms.slots <= limit]:
+            self.requeue(task)
 
     def limit_keys(self, limits: int | Mapping[Hashable, int] | None) -> None:
         """Limit the active tasks of each tenant from now on. (The caps of a shared budget are kept elsewhere.)"""
         if limits is None and self._tenants is None:
             return
-        caps = None if limits is None else Caps(limits, (task.partition for task in self.slots.holders()))
+        held = (task.partition for task in self.slots.holders() for _ in range(task.terms.slots))
+        caps = None if limits is None else Caps(limits, held)
         self._limited().set_caps(caps)
         self._settle_limits()
 
@@ -524,8 +617,12 @@ class Scheduler:
         task.slot = slot
         slot.holder = task
         self.slots.active += 1
+        if task.terms is not PLAIN and task.terms.slots > 1:
+            self.slots.take_others(slot, task.terms.slots - 1)
         if self._tenants is not None:
-            self._tenants.took(task.partition)
+            if task.terms.slots > 1 and task.status == "queued":
+                self._tenants.wait_for(task.partition, 1)
+            self._tenants.took(task.partition, task.terms.slots)
             if self._tenants.rates is not None and task.status == "queued":  # else it runs, and has waited for another
                 self._tenants.chosen(task.partition, self._now())
         if self._share is not None:
@@ -535,7 +632,7 @@ class Scheduler:
         task.slot = slot.holder = None
         self.slots.active -= 1
         if self._tenants is not None:
-            self._tenants.gave(task.partition)
+            self._tenants.gave(task.partition, task.terms.slots)
             if self._tenants.rates is not None and task.status == "queued":
                 self._tenants.not_begun(task.partition, self._now())
         if self._share is None:
@@ -636,6 +733,8 @@ class Scheduler:
         slots = self.slots
         for task in () if slots.exhausted else slots.returning:
             if not self._capped(task):
+                if slots.room < task.terms.slots:
+                    return None
                 if self._share is not None and not self._share.take_return(task):
                     continue
                 del slots.returning[task]
@@ -661,7 +760,12 @@ class Scheduler:
     def _descendant(self, slot: Slot) -> TaskRecord | None:
         for lender in reversed(slot.lenders):
             for task in islice(self._families.queued_below(lender), _LOOKED_AT):
-                if not self._blocked(task) and (self._share is None or self._share.take_lent(task)):
+                if (
+                    task is not self._kept
+                    and task.terms.slots == 1
+                    and not self._blocked(task)
+                    and (self._share is None or self._share.take_lent(task))
+                ):
                     self.queue.take(task)
                     return task
         return None

@@ -30,11 +30,13 @@ from headgate.tasks.model import TaskRecord
 class Slot:
     """The right to run one task."""
 
-    __slots__ = ("holder", "lenders", "number")
+    __slots__ = ("holder", "lenders", "number", "others")
 
     def __init__(self, number: int) -> None:
         self.number: int = number
         self.holder: TaskRecord | None = None
+        self.others: tuple[Slot, ...] = ()
+        """The further slots of its holder, if that takes several. They have no holder of their own."""
         self.lenders: list[TaskRecord] = []
         """The tasks that have lent it and not asked for one back, the newest last."""
 
@@ -68,6 +70,11 @@ class Slots:
         """Is there no slot to take?"""
         return not self.free and len(self._made) >= self.limit
 
+    @property
+    def room(self) -> int:
+        """How many slots there are to take."""
+        return len(self.free) + max(0, self.limit - len(self._made))
+
     def holders(self) -> Iterator[TaskRecord]:
         """The tasks that hold a slot."""
         return (slot.holder for slot in self._made.values() if slot.holder is not None)
@@ -82,8 +89,17 @@ class Slots:
         slot = self._made[number] = Slot(number)
         return slot
 
+    def take_others(self, slot: Slot, number: int) -> None:
+        """Take so many further slots for the task that has this one. There is room for them."""
+        others = [self.take() for _ in range(number)]
+        slot.others = tuple(other for other in others if other is not None)
+
     def put(self, slot: Slot) -> None:
-        """Give a slot back. If there are more than the limit, it vanishes."""
+        """Give a slot back, and those that go with it. If there are more than the limit, it vanishes."""
+        if slot.others:
+            others, slot.others = slot.others, ()
+            for other in others:
+                self.put(other)
         if self.excess:
             del self._made[slot.number]
             self.excess = len(self._made) > self.limit
