@@ -13,6 +13,7 @@ import pytest
 from headgate import (
     PoolBusy,
     TaskPool,
+    backpressure_queue,
     fail_fast,
     fair_round_robin,
     fair_share,
@@ -22,7 +23,6 @@ from headgate import (
     priority,
 )
 from headgate.errors import InvalidArgument
-from headgate.tasks.admission import UNBOUNDED
 from headgate.tasks.scheduling.scheduler import Scheduler
 from headgate.testing import virtual
 from tests.conftest import seeds
@@ -207,7 +207,7 @@ class Room:
         self.chance = chance
         self.limit = 4
         self.caps: dict[Hashable, int] | None = None
-        self.scheduler = Scheduler(STRATEGIES[kind], UNBOUNDED, self.limit)
+        self.scheduler = Scheduler(STRATEGIES[kind], backpressure_queue(10_000), self.limit)
         self.queued: list[TaskRecord] = []
         self.running: list[TaskRecord] = []
         self.number = 0
