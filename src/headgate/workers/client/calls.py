@@ -38,7 +38,7 @@ class WorkerCalls:
         self._waiting: deque[tuple[PoolFuture, Context]] = deque()
         self._out: set[asyncio.Task[None]] = set()
         self.on_close: Callable[[], object] = lambda: None
-        """Called when the pool was left."""
+        """Called when the pool was left, or could not be entered."""
 
     def home(self, running: asyncio.AbstractEventLoop | None) -> asyncio.AbstractEventLoop | None:
         """Return the loop on which the pool is open. One that is not is opened on a loop of the executor's own."""
@@ -46,7 +46,11 @@ class WorkerCalls:
 
     async def open(self) -> None:
         """Enter the pool."""
-        await self._workers.__aenter__()
+        try:
+            await self._workers.__aenter__()
+        except BaseException:
+            self.on_close()
+            raise
 
     async def close(self) -> None:
         """Leave the pool."""
