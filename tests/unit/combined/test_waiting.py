@@ -32,6 +32,7 @@ from headgate import (
     fail_fast,
     fair_round_robin,
     fair_share,
+    fifo,
     pool_wait,
 )
 from headgate.core.clock import clock
@@ -1807,3 +1808,55 @@ def test_t42_a_task_may_wait_for_a_task_that_waits_for_a_quota(window: Any, nest
         assert free(keys)
 
     scenario()
+
+
+@virtual
+async def test_t31_t81_a_submitter_that_waited_for_a_place_is_served_when_its_resource_comes_free() -> None:
+    keys = ResourcePool(
+        [Resource("k1", 1, tags={"g"}, max_in_flight=1), Resource("k2", 2, tags={"h"}, max_in_flight=1)]
+    )
+
+    async def use(key: Resource[int], seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    outside = [
+        asyncio.ensure_future(keys.run(lambda key: use(key, 10), tags=["h"])),
+        asyncio.ensure_future(keys.run(lambda key: use(key, 100), tags=["g"])),
+    ]
+    await asyncio.sleep(0.1)
+    async with TaskPool(max_concurrent=2, queue=fifo(), resources=keys, backpressure=backpressure_queue(1)) as pool:
+        first = await pool.submit(use, 1, tags=["g"])
+        waits = asyncio.ensure_future(pool.submit(use, 1, tags=["h"]))
+        await asyncio.sleep(0.1)
+        first.cancel()
+        second = await waits
+        await asyncio.sleep(12)
+        assert second.status == "completed"
+        await asyncio.gather(*outside)
+
+
+@virtual
+async def test_t16_t81_a_second_caller_does_not_change_what_a_queued_task_needs() -> None:
+    """Its requirement was set apart, because the only resource cools down for its affinity."""
+    keys = ResourcePool([Resource("k1", "x", max_in_flight=1)])
+    fails = [True]
+
+    async def work(key: Resource[str]) -> None:
+        if fails:
+            fails.pop()
+            raise CooldownResource(50.0, only_for="affinity")
+
+    async with TaskPool(max_concurrent=2, queue=fifo(), resources=keys) as pool, TaskPool(max_concurrent=4) as outer:
+        found: list[Any] = []
+
+        async def parent() -> None:
+            found.append(await pool.submit(work, idempotency_key="x", affinity=("job", "a")))
+            await asyncio.sleep(30)
+
+        await outer.submit(parent)
+        await asyncio.sleep(5)
+        await pool.submit(work, idempotency_key="x", affinity=("job", "a"))
+        assert found[0].status == "queued"
+        found[0].cancel()
+        assert (pool.size(), len(list(pool._executor.scheduler.queue))) == (0, 0)
+        await asyncio.gather(*[await pool.submit(work) for _ in range(3)])

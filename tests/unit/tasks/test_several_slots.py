@@ -12,6 +12,8 @@ import pytest
 
 from headgate import (
     PoolBusy,
+    Resource,
+    ResourcePool,
     TaskPool,
     backpressure_queue,
     fail_fast,
@@ -198,6 +200,119 @@ async def test_l06_fail_fast_refuses_a_task_for_which_there_are_too_few_slots() 
             await pool.submit(asyncio.sleep, 1, slots=2)
         await pool.submit(asyncio.sleep, 1)
         await first
+
+
+@virtual
+async def test_l06_a_lender_resumes_with_what_there_is_after_the_limit_or_its_cap_was_lowered() -> None:
+    async def parent() -> None:
+        await (await pool.submit(asyncio.sleep, 1))
+
+    for lower in ("limit", "cap"):
+        async with TaskPool(max_concurrent=4, queue=fifo(), max_concurrent_per_key=3) as pool:
+            lender = await pool.submit(parent, slots=3, key="a")
+            await asyncio.sleep(0.5)
+            pool.resize(2) if lower == "limit" else pool.limit_keys(2)
+            await asyncio.sleep(1)
+            other = await pool.submit(asyncio.sleep, 1, key="a")
+            await asyncio.sleep(2)
+            assert (lender.status, other.status) == ("completed", "completed")
+
+
+@virtual
+async def test_l06_t42_a_lender_is_not_starved_by_small_tasks_of_its_own_tenant() -> None:
+    async def parent() -> None:
+        await (await pool.submit(asyncio.sleep, 1, key="a"))
+
+    async with TaskPool(max_concurrent=4, queue=fifo(), max_concurrent_per_key=2) as pool:
+        lender = await pool.submit(parent, slots=2, key="a")
+        for number in range(60):
+            await pool.submit(asyncio.sleep, 1.0 + number % 2 * 0.5, key="a")
+        await asyncio.sleep(6)
+        assert lender.status == "completed"
+
+
+@virtual
+async def test_l06_after_a_cap_below_it_the_task_stays_queued_and_holds_up_nobody() -> None:
+    async with TaskPool(max_concurrent=3, queue=fifo(), max_concurrent_per_key=3) as pool:
+        await pool.submit(asyncio.sleep, 1, key="a")
+        wide = await pool.submit(asyncio.sleep, 1, slots=3, key="a")
+        await asyncio.sleep(0.1)
+        pool.limit_keys(2)
+        others = [await pool.submit(asyncio.sleep, 1, key="a") for _ in range(4)]
+        await asyncio.sleep(0.95)
+        assert [one.status for one in others] == ["running", "running", "queued", "queued"]
+        await asyncio.sleep(3)
+        assert (wide.status, others[-1].status) == ("queued", "completed")
+        assert "it takes 3 slots, and the cap of its tenant is 2" in str(wide.story())
+        pool.limit_keys(None)
+        await wide
+
+
+@virtual
+async def test_l06_t42_an_unseen_wait_for_a_wide_task_lends_the_slot_of_its_ancestor() -> None:
+    event = asyncio.Event()
+
+    async def inner() -> None: ...
+
+    async def middle() -> None:
+        await (await pool.submit(inner, slots=2))
+        event.set()
+
+    async def outer() -> None:
+        await elsewhere.submit(middle)
+        await event.wait()
+
+    async with TaskPool(max_concurrent=2) as pool, TaskPool() as elsewhere:
+        handle = await pool.submit(outer)
+        await asyncio.wait_for(handle, 10)
+
+
+@virtual
+async def test_l06_t42_a_lent_slot_goes_to_a_descendant_though_slots_are_kept() -> None:
+    event = asyncio.Event()
+
+    async def parent() -> None:
+        await asyncio.sleep(2)
+        await (await pool.submit(asyncio.sleep, 1))
+        event.set()
+
+    async with TaskPool(max_concurrent=3, queue=fifo()) as pool:
+        other = await pool.submit(event.wait)
+        lender = await pool.submit(parent)
+        await pool.submit(asyncio.sleep, 1)
+        wide = await pool.submit(asyncio.sleep, 1, slots=3)
+        await asyncio.wait_for(asyncio.gather(other, lender, wide), 10)
+
+
+@virtual
+async def test_l05_l06_a_pause_of_its_tenant_lets_others_start_at_once() -> None:
+    async with TaskPool(max_concurrent=2, queue=fifo()) as pool:
+        await pool.submit(asyncio.sleep, 10, key="busy")
+        await pool.submit(asyncio.sleep, 1, slots=2, key="a")
+        small = await pool.submit(asyncio.sleep, 1, key="b")
+        pool.pause_tenant("a")
+        assert small.status == "running"
+        pool.resume_tenant("a")
+
+
+@virtual
+async def test_l06_while_nothing_serves_a_wide_task_it_holds_up_nobody() -> None:
+    keys = ResourcePool([Resource("gpu", 1, tags=["gpu"]), Resource("cpu", 2, tags=["cpu"])])
+
+    async def work(key: Resource[int], seconds: float = 1.0) -> None:
+        await asyncio.sleep(seconds)
+
+    async with TaskPool(max_concurrent=4, resources=keys) as pool:
+        keys.pause("gpu")
+        await pool.submit(work, 10.0, tags=["cpu"])
+        wide = await pool.submit(work, slots=4, tags=["gpu"])
+        small = await pool.submit(work, tags=["cpu"])
+        assert (wide.status, small.status) == ("queued", "running")
+        keys.resume("gpu")
+        await small
+        later = await pool.submit(work, tags=["cpu"])
+        assert later.status == "queued", "now its slots are kept for it"
+        await wide
 
 
 class Room:

@@ -14,6 +14,7 @@ from asyncio import _get_running_loop
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Hashable
 from contextvars import Context
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -107,10 +108,11 @@ class Executor:
         self._asked: dict[TaskRecord, str] = {}  # running tasks that were told to stop, and why
         self._overdue: dict[TaskRecord, asyncio.TimerHandle] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_at, self._pumping = 0.0, False
+        self._timer_at, self._pumping, self._pump_again = 0.0, False, False
         self.results: ResultPolicy | None = None  # asked about results, if what is not kept matters
         if self.allocator is not None:
             self.allocator.on_change(self)
+            scheduler.can_serve = self._can_serve
 
     def attach(self, listener: Listener) -> None:
         """Tell this listener what matters to submitters."""
@@ -131,24 +133,27 @@ class Executor:
     def pump(self) -> None:
         """Give every free slot to whoever is next."""
         if self._pumping:  # starting a task may call back, from a runner or a listener
+            self._pump_again = True
             return
         scheduler = self.scheduler
         if not scheduler.has_queued and not scheduler.slots.returning and not self.submit_queue.line:
             if not scheduler.slots.active:
                 self.tell_idle()
             return
-        self._pumping = True
+        self._pumping = self._pump_again = True
         try:
-            moment = None
-            while (task := scheduler.next()) is not None:
-                if task.status == "running":
-                    self.lending.resume(task)
-                else:
-                    if moment is None:
-                        moment = self.moment()
-                    self.launch(task, moment)
-            if self._listener is not None:
-                self._listener.settled()
+            while self._pump_again:  # a submitter that has waited may have queued a task
+                self._pump_again = False
+                moment = None
+                while (task := scheduler.next()) is not None:
+                    if task.status == "running":
+                        self.lending.resume(task)
+                    else:
+                        if moment is None:
+                            moment = self.moment()
+                        self.launch(task, moment)
+                if self._listener is not None:
+                    self._listener.settled()
         finally:
             self._pumping = False
 
@@ -201,6 +206,23 @@ class Executor:
             mark_waiting(task, self.moment().wall)
         self.pump()  # there may be others who need something else
         return False
+
+    def _can_serve(self, task: TaskRecord) -> bool:
+        """Is there now what a task needs besides slots? It is taken only to see that, and given back.
+
+        Otherwise a task that waits for several slots would keep them from others while nothing serves it.
+        """
+        allocator = self.allocator
+        assert allocator is not None, "it is asked about"
+        try:
+            task.permit = allocator.reserve(task, wait=True)
+        except Exception:
+            return True  # nothing can ever serve it: it fails when it would start
+        if task.permit is None:
+            mark_waiting(task, self.moment().wall)
+            return False
+        self._release_permit(task)
+        return True
 
     def _refuse_stuck(self, task: TaskRecord) -> bool:
         """Fail a queued task that waits for what only those have who wait for it. Returns whether it was failed."""
@@ -322,6 +344,8 @@ class Executor:
 
     def change_terms(self, task: TaskRecord, terms: Terms) -> None:
         """Give an unfinished task another deadline."""
+        if terms.need != task.terms.need:  # its requirement was set apart since, and it is queued by that
+            terms = replace(terms, need=task.terms.need)
         task.terms = terms
         if task.status == "queued":
             if terms.expires_at is not None:

@@ -265,7 +265,7 @@ class _Nested:
         that pool runs above its cap for as long as this wait lasts. Ancestors that lend already do so longer.
         """
         owner = task.owner
-        if task.status != "queued" or not (owner.scheduler.slots.exhausted or owner.scheduler.is_shared):
+        if task.status != "queued" or not owner.scheduler.is_short_for(task):
             return
         lenders = [one for one in ancestors(self._waiter) if one.owner is owner and one.slot is None]
         holders = list(owner.scheduler.slots.holders())

@@ -50,8 +50,7 @@ class Pauses:
             if self._apply_now is not None:
                 self._apply_now()
             self.tell()
-            if not paused:
-                pool.pump()
+            pool.pump()  # also after a pause: slots may have been kept for a task that is paused now
 
     def set_tenant(self, what: str, tenant: Hashable, *, paused: bool) -> None:
         """Pause or resume a tenant."""

@@ -40,9 +40,7 @@ def story_of(task: TaskRecord, now: float) -> Story:
     if task.status == "queued" and task.terms.need in task.owner.scheduler.unserved and explainer is not None:
         marks.append(Mark("waits", now, explainer.why_waiting(task)))
     elif task.status == "queued" and task.owner.scheduler.lacks_slots(task):
-        slots = task.owner.scheduler.slots
-        free = f"{slots.room} are free" if task.terms.slots <= slots.limit else f"max_concurrent is {slots.limit}"
-        marks.append(Mark("waits", now, f"it takes {task.terms.slots} slots, and {free}"))
+        marks.append(Mark("waits", now, task.owner.scheduler.why_short(task)))
     elif task.status == "queued" and task.owner.scheduler.exceeds_rate(task):
         seconds = task.owner.scheduler.rate_opens_in(task.partition) or 0.0
         marks.append(Mark("waits", now, f"its tenant has used its rate, the next start is in {seconds:.1f} s"))

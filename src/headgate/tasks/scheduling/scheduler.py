@@ -51,6 +51,7 @@ class Scheduler:
         "_too_wide",
         "_tracked",
         "_victims",
+        "can_serve",
         "coming",
         "policy",
         "queue",
@@ -74,6 +75,8 @@ class Scheduler:
         """Tasks that are not accepted or counted yet: they will replace others, which keep their places until then."""
         self._families = Families()
         self._kept: TaskRecord | None = None  # it is first, and free slots are kept for it until there are enough
+        self.can_serve: Callable[[TaskRecord], bool] | None = None
+        """Says whether all else is there that a task needs besides slots; None: it needs nothing else."""
         self._too_wide: set[TaskRecord] = set()  # set aside: they take more slots than there are
         self._victims = victims_of(policy)
         self._tenants: Tenants | None = None
@@ -164,8 +167,7 @@ class Scheduler:
                 f"slots={slots} cannot be given to a pool that shares its budget: its tasks take one slot each",
                 remedy="Leave slots= out, or use a pool of one process.",
             )
-        cap = self.cap(tenant)
-        limit = self.slots.limit if cap is None else min(cap, self.slots.limit)
+        limit = self._most_slots(tenant)
         if slots > limit:
             what = "max_concurrent" if limit == self.slots.limit else f"max_concurrent_per_key of {tenant!r}"
             raise InvalidArgument(
@@ -175,9 +177,30 @@ class Scheduler:
 
     def _has_room(self, task: TaskRecord) -> bool:
         """Are there as many slots as this task takes, and does the cap of its tenant leave as many?"""
+        return self.slots.room >= self._width(task) and not self._capped(task)
+
+    def _width(self, task: TaskRecord) -> int:
+        """How many slots a task takes: not more than there may be now, for one that runs already needs no more."""
         slots = task.terms.slots
-        caps = None if self._tenants is None else self._tenants.caps
-        return self.slots.room >= slots and (caps is None or caps.has_room(task.partition, slots))
+        return slots if slots == 1 else min(slots, self._most_slots(task.partition))
+
+    def _most_slots(self, tenant: Hashable) -> int:
+        """How many slots a task of this tenant could ever have."""
+        cap = self.cap(tenant)
+        return self.slots.limit if cap is None else min(cap, self.slots.limit)
+
+    def why_short(self, task: TaskRecord) -> str:
+        """Say in words why a task that `lacks_slots` does."""
+        slots, most = task.terms.slots, self._most_slots(task.partition)
+        if slots <= most:
+            return f"it takes {slots} slots, and {self.slots.room} are free"
+        if most == self.slots.limit:
+            return f"it takes {slots} slots, and max_concurrent is {most}"
+        return f"it takes {slots} slots, and the cap of its tenant is {most}"
+
+    def is_short_for(self, task: TaskRecord) -> bool:
+        """Do slots lack for a queued task, or are they kept for another?"""
+        return self._share is not None or self._kept is not None or self.slots.room < task.terms.slots
 
     def _may_return(self, task: TaskRecord) -> bool:
         """Could this task, which runs and has lent its slot, have one at once?"""
@@ -338,7 +361,7 @@ class Scheduler:
     def _capped(self, task: TaskRecord) -> bool:
         """Is the tenant of this task at its cap? What runs already is held up by nothing else."""
         caps = None if self._tenants is None else self._tenants.caps
-        return caps is not None and not caps.has_room(task.partition, task.terms.slots)
+        return caps is not None and not caps.has_room(task.partition, self._width(task))
 
     # -- needs ---------------------------------------------------------------------------------------------------------
 
@@ -379,8 +402,8 @@ class Scheduler:
         if slots.returning:
             if (returner := self._returner()) is not None:
                 return returner
-            if any(not self._capped(task) and slots.room < task.terms.slots for task in slots.returning):
-                return None  # a lender that wants several slots back: what is free is for it
+            if self._keeps_for_returners():
+                return None
         if self._paused:
             return None
         if self._share is not None and self._share.has_lent() and (heir := self._heir_of_lent(self._share)) is not None:
@@ -391,6 +414,8 @@ class Scheduler:
                 self.queue.put_back(kept)
             elif self._fits(kept) and (slot := slots.take()) is not None:
                 return self._seated(kept, slot)
+        if self._kept is not None:
+            return self._heir_of_free()
         while self._kept is None and (slot := slots.take()) is not None:
             task = self._descendant(slot) if slot.lenders and self._share is None else None
             if task is None:
@@ -404,6 +429,25 @@ class Scheduler:
             if self._fits(task) and (slot := slots.take()) is not None:
                 return self._seated(task, slot)
         return None
+
+    def _heir_of_free(self) -> TaskRecord | None:
+        """Give a lent slot to a queued descendant of its lender, though free slots are kept for another task."""
+        for slot in [slot for slot in self.slots.free if slot.lenders]:
+            task = self._descendant(slot)
+            if task is not None:
+                self.slots.free.remove(slot)
+                return self._seated(task, slot)
+        return None
+
+    def _keeps_for_returners(self) -> bool:
+        """Are the free slots for a lender that wants several back? If its cap lacks them, its tenant starts nothing."""
+        keeps = False
+        for task in self.slots.returning:
+            if not self._capped(task):
+                keeps = True
+            elif self._tenants is not None and task.terms.slots > 1:
+                self._tenants.wait_for(task.partition, self._width(task))
+        return keeps
 
     def _seated(self, task: TaskRecord, slot: Slot) -> TaskRecord:
         """Give a slot to a task that was queued."""
@@ -420,17 +464,22 @@ class Scheduler:
         """
         slots = task.terms.slots
         caps = None if self._tenants is None else self._tenants.caps
-        if slots > self.slots.limit:
+        if slots > self._most_slots(task.partition):
             self._left(task, started=False)
             self._too_wide.add(task)
             self.set_aside(task)
+            if self._tenants is not None:
+                self._tenants.wait_for(task.partition, 1)
         elif caps is not None and self._tenants is not None and not caps.has_room(task.partition, slots):
             self.queue.put_back(task)
             self._tenants.wait_for(task.partition, slots)
-        elif self.slots.room < slots:
-            self._kept = task
-        else:
+        elif self.slots.room >= slots:
             return True
+        elif self.can_serve is None or self.can_serve(task):
+            self._kept = task
+        else:  # as when it has its slots and nothing serves it: its requirement is passed over
+            self.queue.put_back(task)
+            self.unserved.add(task.terms.need)
         return False
 
     def succeed(self, task: TaskRecord) -> TaskRecord | None:
@@ -489,17 +538,23 @@ class Scheduler:
     def resize(self, limit: int) -> None:
         """Hand out at most so many slots from now on."""
         self.slots.resize(limit)
-        for task in [task for task in self._too_wide if task.terms.slots <= limit]:
+        self._requeue_narrow()
+
+    def _requeue_narrow(self) -> None:
+        """Queue the tasks again that took more slots than there were, and do not now."""
+        for task in [task for task in self._too_wide if task.terms.slots <= self._most_slots(task.partition)]:
             self.requeue(task)
 
     def limit_keys(self, limits: int | Mapping[Hashable, int] | None) -> None:
         """Limit the active tasks of each tenant from now on. (The caps of a shared budget are kept elsewhere.)"""
         if limits is None and self._tenants is None:
             return
-        held = (task.partition for task in self.slots.holders() for _ in range(task.terms.slots))
+        holding = ((slot, slot.holder) for slot in self.slots.held())
+        held = (task.partition for slot, task in holding if task is not None for _ in range(1 + len(slot.others)))
         caps = None if limits is None else Caps(limits, held)
         self._limited().set_caps(caps)
         self._settle_limits()
+        self._requeue_narrow()
 
     def _limited(self) -> Tenants:
         """The limits of tenants, which are made when there is one."""
@@ -618,11 +673,11 @@ class Scheduler:
         slot.holder = task
         self.slots.active += 1
         if task.terms is not PLAIN and task.terms.slots > 1:
-            self.slots.take_others(slot, task.terms.slots - 1)
+            self.slots.take_others(slot, self._width(task) - 1)
         if self._tenants is not None:
-            if task.terms.slots > 1 and task.status == "queued":
+            if task.terms.slots > 1:
                 self._tenants.wait_for(task.partition, 1)
-            self._tenants.took(task.partition, task.terms.slots)
+            self._tenants.took(task.partition, 1 + len(slot.others))
             if self._tenants.rates is not None and task.status == "queued":  # else it runs, and has waited for another
                 self._tenants.chosen(task.partition, self._now())
         if self._share is not None:
@@ -632,7 +687,7 @@ class Scheduler:
         task.slot = slot.holder = None
         self.slots.active -= 1
         if self._tenants is not None:
-            self._tenants.gave(task.partition, task.terms.slots)
+            self._tenants.gave(task.partition, 1 + len(slot.others))
             if self._tenants.rates is not None and task.status == "queued":
                 self._tenants.not_begun(task.partition, self._now())
         if self._share is None:
@@ -723,7 +778,10 @@ class Scheduler:
         return False
 
     def _stop_lending(self, task: TaskRecord) -> None:
-        self.slots.returning.pop(task, None)
+        if task in self.slots.returning:
+            del self.slots.returning[task]
+            if self._tenants is not None and task.terms.slots > 1:
+                self._tenants.wait_for(task.partition, 1)
         waits = task.waits
         if waits is not None and waits.lent is not None:
             waits.lent.lenders.remove(task)
@@ -733,7 +791,7 @@ class Scheduler:
         slots = self.slots
         for task in () if slots.exhausted else slots.returning:
             if not self._capped(task):
-                if slots.room < task.terms.slots:
+                if slots.room < self._width(task):
                     return None
                 if self._share is not None and not self._share.take_return(task):
                     continue

@@ -255,11 +255,11 @@ class Share:
         Here it holds at once.
         """
         settings = self.settings.with_pauses({tenant: paused})
-        if settings == self.settings:
-            return False
+        is_new = settings != self.settings
         self._pauses = {**self._pauses, tenant: paused}
         self._adopt(settings)
-        return True
+        self._changed()  # also if nothing changes here: another member may be changing it just now
+        return is_new
 
     def message(
         self,

@@ -75,6 +75,10 @@ class Slots:
         """How many slots there are to take."""
         return len(self.free) + max(0, self.limit - len(self._made))
 
+    def held(self) -> Iterator[Slot]:
+        """The slots that tasks hold, one for each task: the others of a task go with it."""
+        return (slot for slot in self._made.values() if slot.holder is not None)
+
     def holders(self) -> Iterator[TaskRecord]:
         """The tasks that hold a slot."""
         return (slot.holder for slot in self._made.values() if slot.holder is not None)
