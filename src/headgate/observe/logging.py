@@ -262,12 +262,12 @@ def _in_one_line(reason: str | None) -> str:
 
 def _cooled(event: Any) -> tuple[object, ...]:
     return (
-        "%s: %s cools down%s for %s s (%d in a row): %s",
+        "%s: %s cools down%s for %s s%s: %s",
         event.pool,
         event.resource_id,
         "" if event.only_for is None else f" for {_in_one_line(event.only_for)}",
         f"{event.seconds:.1f}" if event.seconds >= 0.1 or not event.seconds else f"{event.seconds:.3f}",
-        event.consecutive,
+        f" ({event.consecutive} in a row)" if event.consecutive else "",  # the rest of an adaptive limit does not count
         _in_one_line(event.reason) or "no reason given",
     )
 
