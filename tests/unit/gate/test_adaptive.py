@@ -163,7 +163,12 @@ def test_l04_the_rest_is_brief_and_grows_only_while_nothing_succeeds() -> None:
 # -- many processes ----------------------------------------------------------------------------------------------------
 
 LEVELS = st.builds(
-    AdaptiveLevel, st.integers(0, 3), st.integers(0, 3), st.sampled_from([1.0, 2.5, 8.0]), st.sampled_from([0.0, 9.0])
+    AdaptiveLevel,
+    st.integers(0, 3),
+    st.integers(0, 3),
+    st.sampled_from([1.0, 2.5, 8.0]),
+    st.sampled_from([0.0, 9.0]),
+    st.sampled_from([0.0, 0.05, 0.4]),
 )
 
 
