@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
+from collections import deque
 from typing import Final
 
 BURST_PART: Final = 0.1
@@ -37,6 +38,8 @@ _LEAST_MARGIN: Final = 0.01
 """Seconds by which amounts leave a sliding window late at least."""
 CLOSE: Final = 1e-6
 """Amounts closer than this are equal: sums of fractions are not exact."""
+_PEAKS: Final = 64
+"""How many levels of a bucket are remembered, to know what would have overflowed."""
 SOON: Final = 1e-4
 """Seconds. What is not there now is not there sooner than this."""
 
@@ -272,7 +275,7 @@ class SlidingWindow:
 class Bucket:
     """`burst` at once, refilled at limit / per: any t seconds see at most burst + t * limit / per."""
 
-    __slots__ = ("_at", "_level", "burst", "full_at", "held", "limit", "rate")
+    __slots__ = ("_at", "_level", "_peaks", "burst", "full_at", "held", "limit", "rate")
 
     def __init__(self, limit: float, per: float, burst: float | None = None, delay: float = 0.0) -> None:
         self.limit: float = limit
@@ -282,6 +285,8 @@ class Bucket:
         self.full_at: float = -math.inf
         """When it was last found full, so that more would have overflowed."""
         self._level, self._at = self.burst, -math.inf
+        # How full it was before amounts were taken, and when: of these the ones that no later one exceeds.
+        self._peaks: deque[tuple[float, float]] = deque(maxlen=_PEAKS)
 
     @property
     def most(self) -> float:
@@ -314,7 +319,11 @@ class Bucket:
 
     def hold(self, amount: float, now: float) -> None:
         """Take an amount out."""
-        self._level = self.left(now) - amount
+        level, peaks = self.left(now), self._peaks
+        while peaks and peaks[-1][1] <= level:
+            peaks.pop()
+        peaks.append((now, level))
+        self._level = level - amount
         self.held += amount
 
     def give_back(self, amount: float, now: float) -> None:
@@ -326,10 +335,13 @@ class Bucket:
         """Do nothing: `hold` has taken the amount out."""
 
     def amend(self, change: float, start: float, now: float) -> None:
-        """Correct what was taken out for a call. If the bucket has been full since, what comes back has overflowed."""
+        """Correct what was taken out for a call. What comes back and would have overflowed since is lost."""
         left = self.left(now)
         if change < 0 and start < self.full_at:
             return
+        if change < 0:
+            highest = max((level for at, level in self._peaks if at > start), default=left)
+            change = max(change, min(0.0, max(highest, left) - self.burst))
         self._level = min(self.burst - self.held, left - change)
 
     def load(self, level: float, at: float, full_at: float) -> None:

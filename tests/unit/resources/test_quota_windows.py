@@ -131,6 +131,10 @@ class Alone:
     quotas=(Quota(5, 1.0), Quota(6, 60.0, 20, input_tokens=15, output_tokens=15, window="bucket")),
     steps=[("start", 4, 4, 0.0), ("wait", 0, 0, 1.0), ("start", 4, 4, 0.0), ("settle", 1, 0, 0.0), ("open", 1, 1, 0.0)],
 )
+@example(  # what the first one had taken was partly refilled before the second
+    quotas=(Quota(2, 5.0, window="bucket"),),
+    steps=[(what, 0, 0, 1.0) for what in ("start", "wait", "start", "cancel", "start", "open", "start")],
+)
 @settings(max_examples=max(150, int(3000 * SCALE)), deadline=None)
 def test_l02_no_window_is_exceeded_and_nothing_waits_while_all_have_room(
     quotas: tuple[Quota, ...], steps: list[tuple[str, int, int, float]]
