@@ -70,7 +70,7 @@ async def test_l06_freed_slots_are_kept_for_a_task_that_is_first() -> None:
             await pool.submit(used.take, f"small {number}", 1)
         await asyncio.sleep(1.5)
         assert pool.snapshot().waiting_for == {"cause": "slots", "seconds": None}
-        assert "it takes 3 slots, and 1 are free" in str(wide.story())
+        assert "it takes 3 slots (1 free)" in str(wide.story())
         urgent = await pool.submit(used.take, "urgent", 1, priority=9)
         await asyncio.sleep(0.1)
         assert urgent.status == "queued", "nothing overtakes it"

@@ -193,7 +193,7 @@ class Scheduler:
         """Say in words why a task that `lacks_slots` does."""
         slots, most = task.terms.slots, self._most_slots(task.partition)
         if slots <= most:
-            return f"it takes {slots} slots, and {self.slots.room} are free"
+            return f"it takes {slots} slots ({self.slots.room} free)"
         if most == self.slots.limit:
             return f"it takes {slots} slots, and max_concurrent is {most}"
         return f"it takes {slots} slots, and the cap of its tenant is {most}"
@@ -488,10 +488,8 @@ class Scheduler:
         Returns None if nobody can have it now, or if it is not so simple: then `next` decides.
         """
         slot, slots = task.slot, self.slots
-        if slot is None or slot.lenders or slots.returning or not self._direct or slots.excess:
-            self.release(task)
-            return None
-        if slot.others or self._kept is not None:
+        is_simple = self._direct and self._kept is None and not slots.returning and not slots.excess
+        if slot is None or slot.lenders or slot.others or not is_simple:
             self.release(task)
             return None
         heir = self.queue.pop()
