@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import replace
 from inspect import CO_COROUTINE
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ from headgate.core.checks import Affinity, checked_affinity, checked_attempts, c
 from headgate.resources.allocator import Allocator
 from headgate.resources.attempts import Call
 from headgate.resources.costs import AnyCost
-from headgate.resources.members import ANY, CANCEL_REQUESTED, Requirement, Use
+from headgate.resources.members import ANY, CANCEL_REQUESTED, Requirement
 from headgate.resources.model import Resource
 from headgate.resources.pool import ResourcePool
 from headgate.tasks.model import PLAIN, TaskRecord
@@ -69,14 +68,7 @@ class TaskAllocator:
         return resources.hopeless(requirement_of(task), call, task.terms.cost or 0.0)
 
     def reserve(self, task: TaskRecord, *, wait: bool) -> Permit | None:
-        """A permit with a resource that is free now: the one that the task has, if it is still in order."""
-        held: Permit | None = task.permit
-        if held is not None:
-            use = held.use
-            if not held.interrupted and (use is None or _is_in_order(use)):
-                return held
-            task.permit = None
-            self.release(held)
+        """A permit with a resource that is free now."""
         resources = self.resources
         if resources is None:
             return Permit(task, None, None)
@@ -113,8 +105,18 @@ class TaskAllocator:
         apart = requirement._replace(affinity=affinity)
         if not self._changes.keeps_apart(apart):
             apart = requirement._replace(affinity=self._others)
-        task.terms = replace(task.terms, need=apart)
+        self._changes.set_need(task, apart)
         return apart
+
+    def is_in_order(self, permit: Permit) -> bool:
+        """Whether its resource is still healthy, not paused, and not cooling down for its affinity."""
+        use = permit.use
+        if use is None or permit.interrupted:
+            return not permit.interrupted
+        member = use.member
+        if member.resource.status != "healthy" or member.sharing.paused:
+            return False
+        return member.plain or member.cooling_until(use.affinity) is None
 
     def can_stop(self, fn: Callable[..., Any] | None) -> bool:
         """Can the function be interrupted, here or on a worker?"""
@@ -160,14 +162,6 @@ class TaskAllocator:
 
     def _is_full(self) -> bool:
         return not self.ending and self._changes is not None and not self._changes.has_free_slot()
-
-
-def _is_in_order(use: Use) -> bool:
-    """Is its resource still healthy, not paused, and not cooling down for its affinity?"""
-    member = use.member
-    if member.resource.status != "healthy" or member.sharing.paused:
-        return False
-    return member.plain or member.cooling_until(use.affinity) is None
 
 
 def requirement_of(task: TaskRecord) -> Requirement:

@@ -41,8 +41,9 @@ class Queued(Protocol):
 
     @property
     def priority(self) -> int: ...
-    @property
-    def terms(self) -> Terms: ...
+
+    terms: Any
+    """What it needs and costs: `Terms`."""
 
 
 class Chain:

@@ -90,7 +90,6 @@ class Queue:
         "_takes_turns",
         "_tenant",
         "_turn",
-        "_undo",
         "_weight",
         "unserved",
     )
@@ -123,7 +122,6 @@ class Queue:
         self._serial = 0  # of turns of accounts
         self._turn = 0  # of tasks
         self._size = 0
-        self._undo: tuple[int, int, float, float] = _NOTHING
 
     # -- in ------------------------------------------------------------------------------------------------------------
 
@@ -156,23 +154,18 @@ class Queue:
         self._turn += 1
         self._join(task, -self._turn)
 
-    def put_back(self, task: Queued) -> None:
-        """Queue a task again that left and cannot start. If it was the last to leave, everything is as it was."""
-        if not task.turn:  # it never queued
-            self.push_front(task)
+    def regroup(self, task: Queued, terms: Any) -> None:
+        """Give a queued task other terms, with another need. It keeps its place, and its tenant its turn."""
+        if terms.need == task.terms.need:
+            task.terms = terms
             return
-        (number, order, tag, virtual), self._undo = self._undo, _NOTHING
-        lane = self._join(task, task.turn)
-        if number == task.number and self._fair:
-            account: Account = lane.account
-            account.order = order
-            if account.level.rounds is not None:
-                account.level.rounds.refused(account)
-            if self._shares:
-                account.tag, account.level.virtual = tag, virtual
-            for one in account.lanes():
-                if one.entry:
-                    self._groups[one.need].advance(one)
+        lane = self._lane(task)
+        lane.unlink(task)
+        self._size -= 1
+        task.terms = terms
+        self._join(task, task.turn)
+        if lane.head is None:
+            self._forget(lane)
 
     def _join(self, task: Queued, turn: int) -> Lane:
         """Queue a task where this turn is."""
@@ -257,6 +250,17 @@ class Queue:
 
     # -- out -----------------------------------------------------------------------------------------------------------
 
+    def first(self) -> Any:
+        """The task that is next; None if no task can be served."""
+        group = self._group
+        if group is None:
+            lane = self._first_of_all()
+        elif self.unserved and group.need in self.unserved:
+            return None
+        else:
+            lane = group.first()
+        return None if lane is None else lane.head
+
     def pop(self) -> Any:
         """Take out the task that is next; None if no task can be served."""
         group = self._group
@@ -271,7 +275,6 @@ class Queue:
         task = lane.head
         if self._takes_turns and isinstance(group, Ring):  # `_serve`, where it is simple (benchmarks/tasks.py)
             account = lane.account
-            self._undo = task.number, account.order, 0.0, 0.0
             self._serial += 1
             account.order = self._serial
             group.turn = lane.following
@@ -301,16 +304,20 @@ class Queue:
         self._size -= 1
         return task
 
+    def start(self, task: Queued) -> None:
+        """Take out a task whose turn has come, though others may stand before it by now."""
+        lane = self._lane(task)
+        if self._fair:
+            self._serve(lane.account, task)
+        self._unlink(lane, task)
+
     def take(self, task: Queued) -> None:
         """Take out a task to run it out of turn. Its tenant is charged for it, and keeps its turn."""
         lane = self._lane(task)
-        account = lane.account
         if self._shares:
-            self._serve(account, task, out_of_turn=True)
-        else:
-            self._undo = task.number, account.order, 0.0, 0.0
-            if self._fair:
-                account.level.rounds.served(account)
+            self._serve(lane.account, task, out_of_turn=True)
+        elif self._fair:
+            lane.account.level.rounds.served(lane.account)
         self._unlink(lane, task)
 
     def remove(self, task: Queued) -> None:
@@ -334,7 +341,6 @@ class Queue:
         """Give an account its turn."""
         level = account.level
         assert level.rounds is not None, "it is fair"
-        self._undo = task.number, account.order, account.tag, level.virtual
         amount = 1.0
         if self._shares:
             if not out_of_turn:
@@ -355,8 +361,11 @@ class Queue:
         """Take a task out of its lane, and forget the lane if that was its last."""
         lane.unlink(task)
         self._size -= 1
-        if lane.head is not None:
-            return
+        if lane.head is None:
+            self._forget(lane)
+
+    def _forget(self, lane: Lane) -> None:
+        """List a lane no longer that has no task left."""
         need, account = lane.need, lane.account
         group = self._groups[need]
         if lane.entry:
@@ -500,7 +509,6 @@ class Queue:
         for level in self._levels.values():
             level.past.clear()
             level.virtual = 0.0
-        self._undo = _NOTHING
 
     # -- seeing --------------------------------------------------------------------------------------------------------
 
@@ -564,9 +572,6 @@ class Queue:
         for account in self._accounts.values():
             for lane in account.lanes():
                 yield from lane
-
-
-_NOTHING: Final = (0, 0, 0.0, 0.0)
 
 
 def _cost(task: Queued) -> float:

@@ -66,12 +66,6 @@ class Rounds:
         if self.pending <= 0:
             self.turn()
 
-    def refused(self, standing: Standing) -> None:
-        """Note that the task that was served last did not start. It has counted, so the next one does not."""
-        if standing.round > self.number:  # otherwise it ended a round
-            standing.got = 0.0
-            self.length -= 1
-
     def closed(self, standing: Standing) -> None:
         """Note that a tenant has nothing queued any more."""
         self._backlogged -= 1

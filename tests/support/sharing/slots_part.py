@@ -64,7 +64,16 @@ class SlotsGame(Game):
 class SlotsPart(Part):
     """One process that runs tasks."""
 
-    actions = ("submit", "submit", "submit", "end", "end", "lend", "cancel", "fail to start", "resize", "pause")
+    actions = (
+        *("submit",) * 3,
+        *("end",) * 2,
+        "lend",
+        "cancel",
+        "run out",
+        "serve again",
+        "resize",
+        "pause",
+    )
 
     def __init__(self, game: SlotsGame, process: Process) -> None:
         self.game, self.process = game, process
@@ -72,7 +81,7 @@ class SlotsPart(Part):
         self.outside: set[TaskRecord] = set()
         """They were running when the lease was lost: nobody counts them any more."""
         self.lenders: list[TaskRecord] = []
-        self._is_due = self._sends = self._fails_to_start = False
+        self._is_due = self._sends = self._runs_out = False
         self.link = process.link(SLOTS, self)
         self.share = Share(game.settings, self._changed, kept=self._changed, clock=lambda: clock.now())
         self.share.queue.is_valid = lambda: not self.link.is_revoked and clock.now() < process.deadline
@@ -97,8 +106,10 @@ class SlotsPart(Part):
             self._lend(inside[which % len(inside)])
         elif what == "cancel" and queued:
             self.share.queue.remove(queued[which % len(queued)])
-        elif what == "fail to start":
-            self._fails_to_start = True
+        elif what == "run out":
+            self._runs_out = True
+        elif what == "serve again":
+            self._serve_again()
         elif what == "resize":
             self.share.resize(1 + which % 5)
         elif what == "pause":
@@ -154,14 +165,21 @@ class SlotsPart(Part):
         self.lenders.append(task)
         self.share.announce()
 
-    def _fail_to_start(self) -> None:
-        """Give the slot of a task back: nothing can serve it."""
-        task = self.share.queue.pop()
+    def _run_out(self) -> None:
+        """Nothing can serve the task that is next: what was granted for it goes back."""
+        task = self.share.queue.first()
         if task is not None:
-            self._fails_to_start = False
-            self.share.started(task)
-            self.share.unused(task)
-            self.share.queue.put_back(task)
+            self._runs_out = False
+            self.share.unserved.add(task.terms.need)
+            self.share.announce()
+
+    def _serve_again(self) -> bool:
+        """End what was lacking. Returns whether anything was."""
+        self._runs_out, lacked = False, bool(self.share.unserved)
+        self.share.unserved.clear()
+        self.share.announce()
+        self._pump()
+        return lacked
 
     @property
     def is_due(self) -> bool:
@@ -177,7 +195,7 @@ class SlotsPart(Part):
         return bool(len(self.share.queue) or self.lenders)
 
     def end_one(self) -> bool:
-        if self.resume_all():
+        if self.resume_all() or self._serve_again():
             return True
         if not self.running:
             return False
@@ -206,8 +224,8 @@ class SlotsPart(Part):
         return False
 
     def carry_out(self) -> None:
-        if self._fails_to_start:
-            self._fail_to_start()
+        if self._runs_out:
+            self._run_out()
         self._pump()
         if self.share.has_unused():
             self._changed()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import random
 from collections.abc import Collection, Hashable
@@ -68,7 +67,6 @@ class Model:
         self.unserved = unserved
         self.parked: set[Hashable] = set()
         self.now = State()
-        self.before = State()
         self.serial = 0
 
     def key(self, task: TaskRecord) -> tuple[int, Hashable]:
@@ -109,18 +107,17 @@ class Model:
             task for task in self.now.line if task.terms.need not in self.unserved and task.partition not in self.parked
         ]
 
-    def pop(self) -> TaskRecord | None:
-        task = min(self.served_now(), key=self.rank, default=None)
-        if task is not None:
-            self.leave(task, turn=True)
-        return task
+    def first(self) -> TaskRecord | None:
+        return min(self.served_now(), key=self.rank, default=None)
+
+    def start(self, task: TaskRecord) -> None:
+        self.leave(task, turn=True)
 
     def take(self, task: TaskRecord) -> None:
         self.leave(task, turn=False)
 
     def leave(self, task: TaskRecord, *, turn: bool) -> None:
         now, key = self.now, self.key(task)
-        self.before = self.copied()
         account = now.accounts[key]
         if self.order.by == "shares":
             if turn:
@@ -135,14 +132,6 @@ class Model:
         now.line.remove(task)
         if not any(self.key(other) == key for other in now.line):
             now.past[key] = now.accounts.pop(key).tag
-
-    def put_back(self) -> None:
-        """All is as it was before the last one left."""
-        self.now = self.before
-
-    def copied(self) -> State:
-        now = self.now
-        return State(list(now.line), copy.deepcopy(now.accounts), dict(now.past), dict(now.virtual))
 
     def charge(self, task: TaskRecord) -> None:
         now, key = self.now, self.key(task)
@@ -207,38 +196,44 @@ class Twin:
         getattr(self.queue, how)(task)
         getattr(self.model, how)(task)
 
-    def popped(self) -> TaskRecord | None:
-        task: TaskRecord | None = self.queue.pop()
-        assert task is self.model.pop()
+    def first(self) -> TaskRecord | None:
+        task: TaskRecord | None = self.queue.first()
+        assert task is self.model.first()
         return task
 
     def pop(self, *_: Any) -> None:
-        if (task := self.popped()) is not None:
+        task = self.first()
+        assert self.queue.pop() is task
+        if task is not None:
+            self.model.start(task)
             self.left(task)
 
-    def refuse(self, *choices: Any) -> None:
-        """Pop one, and put it back because nothing serves it: all is as it was, and nothing of this need is tried."""
-        task = self.popped()
-        if task is None:
-            return
-        if self.apart and choices[1] > 0 and task.partition not in self.model.parked:
-            self.queue.park(task.partition)  # it was the last that its tenant may have, and gave that back
-            self.queue.unpark(task.partition)
-            for (level, tenant), account in self.model.before.accounts.items():
-                if tenant == task.partition and level != self.model.key(task)[0]:
-                    account.tag = max(account.tag, self.model.before.virtual.get(level, 0.0))
-        self.queue.put_back(task)
-        self.model.put_back()
-        if choices[-1] % 2:
+    def start(self, *_: Any) -> None:
+        """In two steps: who is next, and take it out."""
+        if (task := self.first()) is not None:
+            self.join("start", task)
+            self.left(task)
+
+    def start_late(self, *choices: Any) -> None:
+        """One whose turn came, and others came before it since."""
+        inside = [task for task in self.model.now.line if task.partition not in self.model.parked]
+        if inside:
+            task = inside[choices[-1] % len(inside)]
+            self.join("start", task)
+            self.left(task)
+
+    def refuse(self, *_: Any) -> None:
+        """Nothing serves the one that is next: it stays where it is, and nothing of this need is tried."""
+        if (task := self.first()) is not None:
             self.unserved.add(task.terms.need)
 
-    def refuse_taken(self, *choices: Any) -> None:
-        """The same for one that was taken out of turn."""
-        if self.model.now.line:
-            task = self.model.now.line[choices[-1] % len(self.model.now.line)]
-            self.join("take", task)
-            self.queue.put_back(task)
-            self.model.put_back()
+    def regroup(self, *choices: Any) -> None:
+        """One needs something else from now on, and stays where it is."""
+        inside = self.model.now.line
+        if inside:
+            task, need = inside[choices[-1] % len(inside)], self.needs[choices[1] % len(self.needs)]
+            self.queue.regroup(task, dataclasses.replace(task.terms, need=need))
+            assert task.terms.need == need
 
     def take(self, *choices: Any) -> None:
         self.leave("take", choices[-1])
@@ -327,7 +322,9 @@ COMMANDS = (
     *("close",) * 2,
     *("open",) * 3,
     "push_again",
-    "refuse_taken",
+    "regroup",
+    "start",
+    "start_late",
     "take",
     "remove",
     "charge",

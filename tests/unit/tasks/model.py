@@ -18,6 +18,7 @@ from typing import Any
 from headgate.core.key_windows import Window
 from headgate.gate.rounds import jain
 from headgate.tasks.model import PLAIN, Moment, TaskRecord, Terms
+from headgate.tasks.scheduling.scheduler import Scheduler
 
 SCALE = float(os.environ.get("HEADGATE_SCALE", "0.1"))
 
@@ -39,6 +40,30 @@ def record(
     if terms is None:
         terms = PLAIN if cost is None and need is None else Terms(cost=cost, need=need)
     return TaskRecord(owner, number, None, (), None, START, parent, priority, key, key, terms)
+
+
+class Stock:
+    """A supply that has nothing, and notes who asked for something."""
+
+    def __init__(self) -> None:
+        self.asked: list[TaskRecord] = []
+
+    def take(self, task: TaskRecord, *, wait: bool) -> bool:
+        self.asked.append(task)
+        return False
+
+    def give_back(self, task: TaskRecord) -> None:
+        raise AssertionError("nobody got anything")
+
+
+def refused(scheduler: Scheduler) -> TaskRecord | None:
+    """Have nothing for anybody when the next may start, and have it again then. Returns who was asked about first."""
+    scheduler.supply = stock = Stock()
+    unserved = set(scheduler.unserved)
+    assert scheduler.next() is None
+    scheduler.supply = None
+    scheduler.unserved &= unserved
+    return stock.asked[0] if stock.asked else None
 
 
 def cost_of(task: TaskRecord) -> float:

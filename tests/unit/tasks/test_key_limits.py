@@ -162,7 +162,7 @@ def test_t24_descendants_at_their_cap_are_not_looked_at_again_and_again(monkeypa
     scheduler = Scheduler(fifo(), UNBOUNDED, 3, {"k": 1})
     parent, awaited, other = record(0), record(1), record(2, "k")
     for task in (parent, awaited, other):
-        scheduler.give_slot(task)
+        assert scheduler.enter(task)
         task.status = "running"
     children = [record(number, "k", parent=parent) for number in range(3, 1_003)]
     strangers = [record(number) for number in range(2_000, 2_500)]
@@ -210,7 +210,7 @@ def test_t24_changing_the_caps_keeps_a_retry_at_the_head(kind: str, before: int 
     for number in range(1, 4):
         scheduler.enqueue(record(number, "a"))
     retried = record(9, "a")  # started before the others: a descendant whose parent lent a slot
-    scheduler.give_slot(retried)
+    assert scheduler.enter(retried)
     retried.attempt = 1
     scheduler.release(retried)
     scheduler.requeue(retried)

@@ -25,7 +25,7 @@ from headgate.tasks.admission import UNBOUNDED
 from headgate.tasks.model import TaskRecord
 from headgate.tasks.scheduling.scheduler import Scheduler
 from tests.conftest import SCALE, seeds
-from tests.unit.tasks.model import BacklogModel, OldestModel, cost_of, record
+from tests.unit.tasks.model import BacklogModel, OldestModel, cost_of, record, refused
 
 KEYS: tuple[Hashable, ...] = ("a", "b", "c", "d", None)
 NEEDS: tuple[Hashable, ...] = (None, "gpu", ("eu", "large"))
@@ -103,10 +103,8 @@ def test_t81_shutting_and_opening_moves_nobody(kind: str, by_key: bool) -> None:
         queue, order = filled(kind, by_key, seed, unserved), []
         while len(queue):
             unserved |= set(chance.sample(NEEDS, k=chance.randint(1, 3)))
-            task = queue.pop()
+            task = queue.first()
             assert task is None or task.terms.need not in unserved
-            if task is not None:
-                queue.put_back(task)
             unserved.clear()
             task = queue.pop()
             assert task is not None
@@ -147,8 +145,7 @@ def test_t23_who_was_passed_over_pays_nothing_for_the_refusal_of_another() -> No
     for number in range(1, 11):
         queue.push(record(number, "had nothing", need="gpu"))
     queue.push(refused := record(11, "had much"))
-    assert queue.pop() is refused
-    queue.put_back(refused)
+    assert queue.first() is refused
     unserved.clear()
     assert [task.partition for task in drained(queue)] == ["had nothing"] * 10 + ["had much"]
 
@@ -314,9 +311,8 @@ def test_t25_shutting_and_opening_costs_the_same_in_a_crowd(kind: str, heaps: Co
                 assert first is not None
                 assert first.terms.need != "x"
                 unserved.discard("x")
-                second = queue.pop()
+                second = queue.first()
                 assert second is not None
-                queue.put_back(second)
                 unserved.add(second.terms.need)
                 queue.push(record(10 * keys + turn, turn % keys, turn % 7, need=("x", "y")[turn % 2]))
                 third = queue.pop()
@@ -388,9 +384,7 @@ def test_t25_heaps_stay_as_long_as_there_are_keys(kind: str, heaps: CountingHeap
         elif number % 5 == 1:
             queue.charge(record(number, key))
         elif number % 5 == 2:
-            task = queue.pop()
-            assert task is not None
-            queue.put_back(task)
+            assert queue.first() is not None
         elif number % 5 == 3:
             queue.push_front(record(number, key, need=(need := chance.randrange(8))))
             queue.remove(next(task for task in queue if task.terms.need == need and task.partition == key))
@@ -487,7 +481,7 @@ def test_t25_classes_that_come_and_go_leave_nothing(kind: str) -> None:
 
 def running(scheduler: Scheduler, *tasks: TaskRecord) -> None:
     for task in tasks:
-        scheduler.give_slot(task)
+        assert scheduler.enter(task)
         task.status = "running"
 
 
@@ -508,23 +502,20 @@ def test_t81_a_second_need_in_the_middle_moves_nobody(kind: str, scale: float) -
         queued: dict[int, tuple[TaskRecord, TaskRecord]] = {}
         begins = chance.randrange(100)
         for number in range(150):
-            what = chance.choice(("new", "new", "new", "next", "next", "end", "retry", "discard", "unseat", "caps"))
+            what = chance.choice(("new", "new", "new", "next", "next", "end", "retry", "discard", "refuse", "caps"))
             if what == "new":
                 key, rank = chance.choice("abc"), chance.randint(0, 2)
                 need = chance.choice(NEEDS) if number > begins else None
                 queued[number] = record(number, key, rank, need=need), record(number, key, rank)
                 for scheduler, task in zip(schedulers, queued[number], strict=True):
                     scheduler.enqueue(task)
-            elif what in ("next", "unseat"):
-                mine, plain = (scheduler.next() for scheduler in schedulers)
+            elif what in ("next", "refuse"):
+                mine, plain = ((refused if what == "refuse" else Scheduler.next)(one) for one in schedulers)
                 assert (mine is None) is (plain is None)
                 if mine is not None and plain is not None:
                     assert mine.number == plain.number
                     if what == "next":
                         runs.append(queued.pop(mine.number))
-                    else:
-                        schedulers[0].return_slot(mine)
-                        schedulers[1].return_slot(plain)
             elif what in ("end", "retry") and runs:
                 tasks = runs.pop(chance.randrange(len(runs)))
                 for scheduler, task in zip(schedulers, tasks, strict=True):
@@ -576,7 +567,7 @@ def test_t23_a_queue_that_is_made_anew_goes_on_with_the_accounts(changes: list[A
             scheduler = Scheduler(STRATEGIES["fair_share"], UNBOUNDED, 1)
             for number, key in enumerate(KEYS):
                 started = record(number, key, cost=chance.uniform(0.1, 30.0))
-                scheduler.give_slot(started)
+                assert scheduler.enter(started)
                 scheduler.release(started)
             for number in range(10, 110):
                 scheduler.enqueue(record(number, KEYS[number % 5], cost=chance.uniform(0.1, 5.0)))
@@ -627,9 +618,11 @@ class Room:
         task = record(self.number, chance.choice(KEYS), chance.randint(0, 2), need=chance.choice(NEEDS))
         self.queued.append(task)
         could = task in self.may_start() and len(self.active) < self.scheduler.slots.limit
-        assert self.scheduler.startable(task) is could
-        if could and chance.random() < 0.5:
-            self.scheduler.give_slot(task)
+        if chance.random() < 0.5:
+            self.scheduler.enqueue(task)
+            return
+        assert self.scheduler.enter(task) is could
+        if could:
             self._started(task)
         else:
             self.scheduler.enqueue(task)
@@ -641,19 +634,14 @@ class Room:
     def next(self) -> None:
         """Given away, or nobody is there who could use it."""
         expected = self.may_start() if len(self.active) < self.scheduler.slots.limit else []
+        first = refused(self.scheduler) if self.chance.random() < 0.3 else None
         task = self.scheduler.next()
+        assert first in (None, task), "it stands where it stood"
         if task is None:
             assert not expected
             return
         assert task in expected
-        if self.chance.random() < 0.3:
-            self.scheduler.return_slot(task)
-            if self.chance.random() < 0.5:
-                assert self.scheduler.next() is task, "it was put back at the head"
-                self.scheduler.return_slot(task)
-            self.scheduler.unserved.add(task.terms.need)
-        else:
-            self._started(task)
+        self._started(task)
 
     def end(self) -> None:
         if not self.active:
@@ -826,7 +814,7 @@ def test_t81_a_slot_comes_back_to_who_runs_though_its_need_is_shut(kind: str) ->
 
 
 @pytest.mark.parametrize("kind", STRATEGIES)
-def test_t81_who_is_unseated_is_first_again(kind: str) -> None:
+def test_t81_who_is_refused_is_first_again(kind: str) -> None:
     """And all others are where they were: seen beside a scheduler where nothing was refused."""
     for seed in range(20):
         chance = random.Random(seed)
@@ -836,18 +824,19 @@ def test_t81_who_is_unseated_is_first_again(kind: str) -> None:
             for task in crowd(seed, 30):
                 scheduler.enqueue(task)
             order: list[TaskRecord] = []
-            while (first := scheduler.next()) is not None:
+            while len(scheduler.queue):
                 if refuses and chance.random() < 0.5:
-                    scheduler.return_slot(first)
+                    first = refused(scheduler)
+                    assert first is not None
                     scheduler.unserved.add(first.terms.need)
-                    other = scheduler.next()
-                    if other is not None:
-                        assert other.terms.need != first.terms.need
-                        scheduler.return_slot(other)
+                    other = refused(scheduler)
+                    assert other is None or other.terms.need != first.terms.need
                     scheduler.unserved.clear()
-                    assert scheduler.next() is first
-                scheduler.release(first)
-                order.append(first)
+                    assert refused(scheduler) is first
+                task = scheduler.next()
+                assert task is not None
+                scheduler.release(task)
+                order.append(task)
             orders.append(numbers(order))
         assert orders[0] == orders[1]
 
@@ -859,17 +848,17 @@ def test_t51_tasks_that_are_refused_again_and_again_make_nobody_look_unfair(kind
     scheduler = Scheduler(strategy, UNBOUNDED, 1)
     for number in range(120):
         scheduler.enqueue(record(number, "abcd"[number % 4]))
-    while (task := scheduler.next()) is not None:
-        for _ in range(3):
-            scheduler.return_slot(task)
-            assert scheduler.next() is task
-        scheduler.release(task)
+    while (first := refused(scheduler)) is not None:
+        for _ in range(2):
+            assert refused(scheduler) is first
+        assert scheduler.next() is first
+        scheduler.release(first)
         assert scheduler.jain == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("need", [None, "gpu"])
 def test_t23_a_descendant_that_was_refused_has_spent_nothing(need: Hashable) -> None:
-    """It was taken out of turn for a lent slot, and the runner had nothing for it: ten times."""
+    """It was first for a lent slot, and nothing served it: ten times."""
     scheduler = Scheduler(fair_share(), UNBOUNDED, 1)
     parent = record(0, "other")
     running(scheduler, parent)
@@ -880,27 +869,10 @@ def test_t23_a_descendant_that_was_refused_has_spent_nothing(need: Hashable) -> 
         scheduler.enqueue(record(number + 100, "stranger"))
     scheduler.begin_wait(parent, child)
     for _ in range(10):
-        assert scheduler.next() is child
-        scheduler.return_slot(child)
+        assert refused(scheduler) is child
     scheduler.discard(child)
     first = [task.partition for task, _ in zip(all_next(scheduler), range(10), strict=False)]
     assert Counter(first) == {"family": 5, "stranger": 5}
-
-
-def test_t23_what_ran_out_of_turn_is_paid_though_another_is_refused_twice() -> None:
-    """Refused in its turn, then out of turn; in between, one of the same key ran out of turn."""
-    queue = plain("fair_share", set())
-    refused, ran = record(1, "family"), record(2, "family", cost=10.0)
-    queue.push(refused)
-    queue.push(ran)
-    for number in range(3, 13):
-        queue.push(record(number, "stranger"))
-    assert queue.pop() is refused
-    queue.put_back(refused)
-    queue.take(ran)
-    queue.take(refused)
-    queue.put_back(refused)
-    assert [task.partition for task in drained(queue)] == ["stranger"] * 10 + ["family"]
 
 
 def test_t81_a_pool_keeps_so_many_needs_apart() -> None:

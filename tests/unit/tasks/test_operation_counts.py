@@ -103,7 +103,7 @@ def test_t25_a_family_costs_the_same_in_a_crowd(caps: int | None) -> None:
     def per_child(children: int) -> float:
         scheduler = Scheduler(fifo(), UNBOUNDED, 1, caps)
         parent = record(0)
-        scheduler.give_slot(parent)
+        assert scheduler.enter(parent)
         parent.status = "running"
         family = [record(number, number, parent=parent) for number in range(1, children + 1)]
         for child in family:

@@ -234,9 +234,8 @@ class World:
         key = chance.choice(("a", "b", None)) if key is ... else key
         task = record(len(self.tasks), key, chance.randint(-1, 1), parent=parent, terms=TERMS, owner=pool)
         self.tasks.append(task)
-        if pool.scheduler.startable(task):
+        if pool.scheduler.enter(task):
             assert not any(not self.blocked(one) for one in pool.scheduler.slots.returning)
-            pool.scheduler.give_slot(task)
             pool.start(task, START)
         elif chance.random() < 0.1:
             pool.scheduler.set_aside(task)
@@ -565,8 +564,9 @@ def test_t42_families_forget_whoever_left_the_queue() -> None:
     other = world.submit(pool=home, key=None)
     world.joined[parent] = 99
     assert home._retry(parent, OSError(), parent.attempt)
-    home.scheduler.return_slot(parent)
     parent.status = "queued"
+    home.scheduler.release(parent)
+    home.scheduler.requeue(parent)
     away.end(grandparent, "completed", None)
     assert list(ancestors(child)) == [parent]
     assert list(ancestors(parent)) == []

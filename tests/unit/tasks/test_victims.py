@@ -11,7 +11,7 @@ from headgate import backpressure_queue, fail_fast, fair_round_robin, fifo, lifo
 from headgate.tasks.admission import Newest, OfLargestBacklog, Oldest, victims_of
 from headgate.tasks.model import TaskRecord
 from headgate.tasks.scheduling.scheduler import Scheduler
-from tests.unit.tasks.model import BacklogModel, NewestBacklogModel, OldestModel, record
+from tests.unit.tasks.model import BacklogModel, NewestBacklogModel, OldestModel, record, refused
 
 KINDS: dict[str, tuple[Any, Any]] = {
     "oldest": (Oldest, OldestModel),
@@ -138,14 +138,13 @@ def test_t35_the_newcomer_stays_when_several_must_go() -> None:
     assert newcomer not in make_room(scheduler, newcomer)
 
 
-def test_t31_who_was_given_back_is_still_the_oldest() -> None:
-    """A runner refused it, so it stands at the head again: its age is what it was."""
+def test_t31_a_task_that_was_refused_is_still_the_oldest() -> None:
+    """Nothing served it when its turn came, so it is still at the head of the queue."""
     scheduler = Scheduler(fifo(), backpressure_queue(5, "drop_oldest"), 1)
     first, second = record(1, "a"), record(2, "a")
     scheduler.enqueue(first)
     scheduler.enqueue(second)
-    assert scheduler.next() is first
-    scheduler.return_slot(first)
+    assert refused(scheduler) is first
     assert scheduler.victim(record(3)) is first
 
 

@@ -112,7 +112,7 @@ class Executor:
         self.results: ResultPolicy | None = None  # asked about results, if what is not kept matters
         if self.allocator is not None:
             self.allocator.on_change(self)
-            scheduler.can_serve = self._can_serve
+            scheduler.supply = self
 
     def attach(self, listener: Listener) -> None:
         """Tell this listener what matters to submitters."""
@@ -136,7 +136,7 @@ class Executor:
             self._pump_again = True
             return
         scheduler = self.scheduler
-        if not scheduler.has_queued and not scheduler.slots.returning and not self.submit_queue.line:
+        if not len(scheduler.queue) and not scheduler.slots.returning and not self.submit_queue.line:
             if not scheduler.slots.active:
                 self.tell_idle()
             return
@@ -174,14 +174,26 @@ class Executor:
             self._listener.idle()
 
     def launch(self, task: TaskRecord, moment: Moment) -> None:
-        """Start a task that was just given a slot, unless it is too late for it or the runner does not take it."""
+        """Start a task that was just given its slot and what it needs, unless it is too late for it."""
         if task.slot is None or task.status != "queued":
             return  # somebody who heard of the end before it cancelled it
         if task.terms is not PLAIN and self._is_late(task, moment.now):
             self._discard(task, "expired")
             self.pump()
-        elif self.allocator is None or self._permitted(task, self.allocator):
+        else:
             self.start(task, moment)
+
+    def launch_later(self, task: TaskRecord, moment: Moment) -> None:
+        """Start a task that was given its slot before something else happened. What it got may be gone since."""
+        allocator = self.allocator
+        if allocator is None or task.permit is None or allocator.is_in_order(task.permit):
+            self.launch(task, moment)
+            return
+        self.release_unused(task)
+        self.scheduler.requeue(task)
+        if task.terms.expires_at is not None:
+            self.plan(task.terms.expires_at, "expire", task)
+        self.pump()
 
     def _is_late(self, task: TaskRecord, now: float) -> bool:
         """Is the time over by which a task was to start, or to end?"""
@@ -189,40 +201,28 @@ class Executor:
         limit = terms.deadline if task.started is not None else terms.expires_at
         return limit is not None and limit <= now
 
-    def _permitted(self, task: TaskRecord, allocator: Allocator) -> bool:
-        """Reserve what the task needs. If that fails it keeps its turn, and all of its requirement wait."""
+    def take(self, task: TaskRecord, *, wait: bool) -> bool:
+        """Take what a task needs besides slots, for the scheduler that decides about it (see `Supply`)."""
+        assert self.allocator is not None, "it is asked"
+        if not wait:
+            task.permit = self.allocator.reserve(task, wait=False)
+            return task.permit is not None
         try:
-            permit = allocator.reserve(task, wait=True)
+            task.permit = self.allocator.reserve(task, wait=True)
         except Exception as error:  # nothing can ever serve it
             self.fail_queued(task, error)
-            self.pump()
             return False
-        task.permit = permit
-        if permit is not None:
+        if task.permit is not None:
             return True
-        self.scheduler.return_slot(task)
-        self.scheduler.unserved.add(task.terms.need)
         if not self._refuse_stuck(task):
             mark_waiting(task, self.moment().wall)
-        self.pump()  # there may be others who need something else
         return False
 
-    def _can_serve(self, task: TaskRecord) -> bool:
-        """Is there now what a task needs besides slots? It is taken only to see that, and given back.
-
-        Otherwise a task that waits for several slots would keep them from others while nothing serves it.
-        """
-        allocator = self.allocator
-        assert allocator is not None, "it is asked about"
-        try:
-            task.permit = allocator.reserve(task, wait=True)
-        except Exception:
-            return True  # nothing can ever serve it: it fails when it would start
-        if task.permit is None:
-            mark_waiting(task, self.moment().wall)
-            return False
-        self._release_permit(task)
-        return True
+    def give_back(self, task: TaskRecord) -> None:
+        """Take back the permit of a task that does not start with it."""
+        permit, task.permit = task.permit, None
+        if permit is not None and self.allocator is not None:
+            self.allocator.release(permit)
 
     def _refuse_stuck(self, task: TaskRecord) -> bool:
         """Fail a queued task that waits for what only those have who wait for it. Returns whether it was failed."""
@@ -252,6 +252,10 @@ class Executor:
     def keeps_apart(self, requirement: Hashable) -> bool:
         """Whether tasks may be given this requirement that had another: not many are kept apart."""
         return self.scheduler.keeps_apart(requirement)
+
+    def set_need(self, task: TaskRecord, requirement: Hashable) -> None:
+        """Give a task that asks for a permit another requirement."""
+        self.scheduler.set_need(task, requirement)
 
     def fail_impossible(self) -> None:
         """Fail the queued tasks that nothing can serve any more, and those that would wait for ever because they are
@@ -505,7 +509,7 @@ class Executor:
             try:
                 self._tell_end(task)
             finally:
-                self.launch(heir, moment)
+                self.launch_later(heir, moment)
         elif heir.terms is PLAIN and self.allocator is None:
             self.start(heir, moment)
         else:
@@ -594,12 +598,7 @@ class Executor:
     def release_unused(self, task: TaskRecord) -> None:
         """Take back the slot and the permit of a task that will not start."""
         self.scheduler.release(task)
-        self._release_permit(task)
-
-    def _release_permit(self, task: TaskRecord) -> None:
-        permit, task.permit = task.permit, None
-        if permit is not None and self.allocator is not None:
-            self.allocator.release(permit)
+        self.give_back(task)
 
     def record(self, task: TaskRecord, status: TaskStatus, moment: Moment) -> None:
         """Write down the end of a task that did not run, if this pool writes."""

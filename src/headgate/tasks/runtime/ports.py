@@ -96,6 +96,9 @@ class Changes(Protocol):
         """Whether tasks may be given this requirement that had another: not many are kept apart."""
         ...
 
+    def set_need(self, task: TaskRecord, requirement: Hashable) -> None:
+        """Give a task that asks for a permit another requirement."""
+
     def offer(self, requirements: Collection[Hashable]) -> None:
         """Start one task, the next of all that have one of these requirements."""
 
@@ -127,10 +130,14 @@ class Allocator(Protocol):
         ...
 
     def reserve(self, task: TaskRecord, *, wait: bool) -> Any:
-        """A permit to run this task now, or None: the one it has, if that is still valid, or another.
+        """A permit to run this task now, or None.
 
         With `wait` the allocator tells the pool when the task's requirement might be served.
         """
+
+    def is_in_order(self, permit: Any) -> bool:
+        """Whether a permit that was reserved a moment ago may still be used."""
+        ...
 
     def release(self, permit: Any) -> None:
         """Take back a permit with which nothing was run."""

@@ -33,8 +33,12 @@ class RunnerAllocator:
         """None: a runner may always have a permit later."""
 
     def reserve(self, task: TaskRecord, *, wait: bool) -> Any:
-        """The permit that the task has, or one that the runner gives now."""
-        return self._runner.reserve(task) if task.permit is None else task.permit
+        """The permit that the runner gives now."""
+        return self._runner.reserve(task)
+
+    def is_in_order(self, permit: object) -> bool:
+        """A runner does not take its permits back."""
+        return True
 
     def release(self, permit: object) -> None:
         """Give the runner its permit back."""

@@ -284,18 +284,17 @@ class Submitter:
 
     def _place(self, task: TaskRecord, wait: bool) -> TaskRecord | Arrival:
         scheduler, allocator = self._scheduler, self._allocator
-        if allocator is not None and self._records is None and not self._queue.line and self._can_start(task):
-            if task.terms is not PLAIN:
+        if allocator is not None and self._records is None and not self._queue.line and self._given_slot(task):
+            if task.terms is not PLAIN:  # `_admit` and `_accept`, where it is simple: it starts
                 self._states.claim(task)
-            scheduler.give_slot(task)  # `_admit` and `_accept`, where it is simple: it starts
             if AUDIT.listeners or self._reporter.audit:
                 self._reporter.submitted(task, scheduler.depth)
-            self._executor.launch(task, task.moment)
+            self._executor.launch_later(task, task.moment)
             return task
         if allocator is not None and allocator.impossible(task) is not None:
             return self._admit(Arrival(task), has_slot=False)  # to fail: see `_accept`
         if not self._queue.line or task.parent is not None:
-            if self._can_start(task):
+            if self._given_slot(task):
                 return self._admit(Arrival(task), has_slot=True)
             if not scheduler.full() or (task.parent is not None and self._scheduler.policy.answer == "block"):
                 return self._admit(Arrival(task), has_slot=False)
@@ -323,8 +322,6 @@ class Submitter:
         """Take in a task that has a slot or a place in the queue. A durable pool writes it down first."""
         task = arrival.task
         self._states.claim(task)
-        if has_slot:
-            self._scheduler.give_slot(task)
         if self._records is None:
             self._accept(task, has_slot=has_slot)
             return task
@@ -345,7 +342,7 @@ class Submitter:
         if has_slot:
             if AUDIT.listeners or self._reporter.audit:
                 self._reporter.submitted(task, self._scheduler.depth)
-            self._executor.launch(task, task.moment if self._records is None else self._executor.moment())
+            self._executor.launch_later(task, task.moment if self._records is None else self._executor.moment())
             return
         terms = task.terms
         if terms is PLAIN:
@@ -560,7 +557,7 @@ class Submitter:
     def settled(self) -> None:
         """Admit waiting submitters in order, as long as there are places."""
         while (arrival := self._queue.first()) is not None:
-            has_slot = self._can_start(arrival.task)
+            has_slot = self._given_slot(arrival.task)
             if not has_slot and self._scheduler.full():
                 break
             self._queue.leave(arrival.task)
@@ -603,14 +600,9 @@ class Submitter:
         """The estimated seconds until a task like this would start."""
         return seconds_until_start(task, new=True)
 
-    def _can_start(self, task: TaskRecord) -> bool:
-        """Is there a slot for a newcomer, and does the runner take it? Its permit is kept for it then."""
-        if task.terms.due is not None or not self._scheduler.startable(task):
-            return False
-        if self._allocator is None:
-            return True
-        task.permit = self._allocator.reserve(task, wait=False)
-        return task.permit is not None
+    def _given_slot(self, task: TaskRecord) -> bool:
+        """Give a newcomer a slot and what it needs, if it can start at once."""
+        return task.terms.due is None and self._scheduler.enter(task)
 
     # -- durable submits -----------------------------------------------------------------------------------------------
 

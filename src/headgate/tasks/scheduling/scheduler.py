@@ -1,16 +1,23 @@
 """Decides for one pool: who may enter, who goes next, who gets a slot back. Pure, and the only place that decides.
 
-It joins the parts: a queue (the order), a policy (how many may queue), slots (with lending), limits of tenants, and
-what keeps track of victims and families. The executor asks, and does what it is told; nothing here awaits, so nothing
-here can be half done.
+It joins the parts: a queue (the order), a policy (how many may queue), slots (with lending), limits of tenants, a
+supply (all that a task needs besides slots), and what keeps track of victims and families. The executor asks, and does
+what it is told; nothing here awaits, so nothing here can be half done.
+
+**The decision** is `next`: it looks at who comes first, and gives it its slots and what it needs together, or neither.
+Nobody leaves the queue before that, so whoever cannot start stands where it stood. A submit, the end of a task, a
+resource that comes free, a timer and a grant of other processes all lead to it. Two shorter ways give the same answer
+where the question is simpler: `enter`, for a new task that nobody stands before, and `succeed`, for a slot that goes
+from one task to the next.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import replace
 from itertools import islice
-from typing import Literal
+from typing import Protocol
 
 from headgate.errors import InvalidArgument, PoolBusy, QueueFull
 from headgate.gate.queue import MOST_NEEDS, Place, Queue
@@ -23,8 +30,20 @@ from headgate.tasks.scheduling.shared_queue import SharedQueue, token_of
 from headgate.tasks.scheduling.slots import Families, Slot, Slots, Waits, refuse_cycle
 from headgate.tasks.strategies import Strategy
 
-Freed = Literal["ended", "lent", "unused"]
-"""Why a task gives up its slot: it has ended, it lends it, or it could not start."""
+
+class Supply(Protocol):
+    """All that tasks need besides slots."""
+
+    def take(self, task: TaskRecord, *, wait: bool) -> bool:
+        """Take for a task what it needs now. False: nothing serves it now, or nothing ever can and it has ended.
+
+        With `wait`, the task is queued, and the pool is told when its requirement might be served.
+        """
+        ...
+
+    def give_back(self, task: TaskRecord) -> None:
+        """Take back what a task has, which will not start with it."""
+
 
 _LOOKED_AT = 16
 """How many descendants of a lender are looked at for one that is not at its key's limit. Looking at all of them, again
@@ -43,6 +62,7 @@ class Scheduler:
         "_backlogs",
         "_direct",
         "_families",
+        "_has_wide",
         "_kept",
         "_now",
         "_paused",
@@ -51,12 +71,12 @@ class Scheduler:
         "_too_wide",
         "_tracked",
         "_victims",
-        "can_serve",
         "coming",
         "policy",
         "queue",
         "slots",
         "strategy",
+        "supply",
         "unserved",
     )
 
@@ -74,9 +94,10 @@ class Scheduler:
         self.coming: set[TaskRecord] = set()
         """Tasks that are not accepted or counted yet: they will replace others, which keep their places until then."""
         self._families = Families()
+        self._has_wide = False  # was a task queued that takes several slots, since the pool was idle?
         self._kept: TaskRecord | None = None  # it is first, and free slots are kept for it until there are enough
-        self.can_serve: Callable[[TaskRecord], bool] | None = None
-        """Says whether all else is there that a task needs besides slots; None: it needs nothing else."""
+        self.supply: Supply | None = None
+        """What gives tasks all else that they need; None: they need nothing else."""
         self._too_wide: set[TaskRecord] = set()  # set aside: they take more slots than there are
         self._victims = victims_of(policy)
         self._tenants: Tenants | None = None
@@ -125,12 +146,7 @@ class Scheduler:
     @property
     def depth(self) -> int:
         """How many tasks are queued."""
-        return len(self.queue) + len(self._aside) + (self._kept is not None)
-
-    @property
-    def has_queued(self) -> bool:
-        """Is a task queued that starts as soon as there are slots for it?"""
-        return len(self.queue) > 0 or self._kept is not None
+        return len(self.queue) + len(self._aside)
 
     def lacks_slots(self, task: TaskRecord | None = None) -> bool:
         """Is this task, or any, first and short of the several slots that it takes?"""
@@ -148,17 +164,6 @@ class Scheduler:
         yield from self.slots.holders()
         yield from self.slots.without
         yield from self.queued()
-
-    def startable(self, task: TaskRecord) -> bool:
-        """Could this new task start at once? (What is queued while a slot is free cannot use that slot.)
-
-        Not if processes share the budget: which task of all of them is next is not decided here.
-        """
-        if self._share is not None or self._paused or self.slots.exhausted or self._blocked(task):
-            return False
-        if self._kept is not None or (task.terms is not PLAIN and task.terms.slots > 1 and not self._has_room(task)):
-            return False
-        return not self.slots.returning or all(map(self._capped, self.slots.returning))
 
     def check_slots(self, slots: int, tenant: Hashable) -> None:
         """Raise InvalidArgument for a task that takes more slots than it can ever have."""
@@ -281,19 +286,14 @@ class Scheduler:
         assert self._victims is not None, "only policies that drop ask"
         return self._victims.choose(newcomer)
 
-    def give_slot(self, task: TaskRecord) -> None:
-        """Give a slot to a new task that is `startable`."""
-        slot = self.slots.take()
-        assert slot is not None, "it was startable"
-        self._occupy(task, slot)
-        self.queue.charge(task)
-
     def enqueue(self, task: TaskRecord) -> None:
         """Queue a task until its turn comes."""
         if self.coming:
             self.coming.discard(task)
         if self._aside and task in self._aside:
             self._leave_aside(task)
+        if task.terms is not PLAIN and task.terms.slots > 1:
+            self._note_wide()
         self.queue.push(task)
         if self._tracked or task.parent is not None:
             self._joined(task)
@@ -328,8 +328,6 @@ class Scheduler:
         """All queued tasks, in no particular order."""
         yield from self.queue
         yield from self._aside
-        if self._kept is not None:
-            yield self._kept
 
     def is_aside(self, task: TaskRecord) -> bool:
         """Was this task set aside, and has no turn yet?"""
@@ -344,7 +342,6 @@ class Scheduler:
         else:
             if task is self._kept:
                 self._kept = None
-                self.queue.put_back(task)  # its turn was not used
             self.queue.remove(task)
             self._left(task, started=False)
             if self._tenants is not None and task.terms.slots > 1:
@@ -378,6 +375,14 @@ class Scheduler:
         """Whether queued tasks may be given this requirement: at most half of the needs are made in this way."""
         return self.queue.has_room_for(need, MOST_NEEDS // 2)
 
+    def set_need(self, task: TaskRecord, need: Hashable) -> None:
+        """Give a task that asks the supply another requirement. It keeps its place in the queue."""
+        terms = replace(task.terms, need=need)
+        if task.turn:
+            self.queue.regroup(task, terms)
+        else:  # it never queued
+            task.terms = terms
+
     def _joined(self, task: TaskRecord) -> None:
         if self._backlogs is not None and task.partition is not None:
             self._backlogs.joined(task.partition)
@@ -394,10 +399,14 @@ class Scheduler:
         if self._victims is not None:
             self._victims.left(task)
 
-    # -- slots ---------------------------------------------------------------------------------------------------------
+    # -- the decision --------------------------------------------------------------------------------------------------
 
     def next(self) -> TaskRecord | None:
-        """Give a free slot to the task that is next, and return it. A running task may get its slot back."""
+        """Start the task that is next: it has its slots and what it needs, together. None: nobody can start now.
+
+        First are running tasks that lent their slots and want them back; then queued descendants of the task that lent
+        the slot that is free; then the queue, in its order, without those that nothing can serve now.
+        """
         slots = self.slots
         if slots.returning:
             if (returner := self._returner()) is not None:
@@ -406,37 +415,118 @@ class Scheduler:
                 return None
         if self._paused:
             return None
-        if self._share is not None and self._share.has_lent() and (heir := self._heir_of_lent(self._share)) is not None:
+        if self._families.entered and (heir := self._heir()) is not None:
             return heir
-        kept, self._kept = self._kept, None
-        if kept is not None:
-            if self._blocked(kept):  # meanwhile, by a pause for example: others may start
-                self.queue.put_back(kept)
-            elif self._fits(kept) and (slot := slots.take()) is not None:
-                return self._seated(kept, slot)
-        if self._kept is not None:
-            return self._heir_of_free()
-        while self._kept is None and (slot := slots.take()) is not None:
-            task = self._descendant(slot) if slot.lenders and self._share is None else None
+        while not slots.exhausted:
+            kept = self._kept
+            if kept is not None and self._blocked(kept):  # meanwhile, by a pause for example: others may start
+                kept = self._kept = None
+            task = kept or self.queue.first()
             if task is None:
-                task = self.queue.pop()
-                if task is None:
-                    slots.put(slot)
+                return None
+            if task.terms is not PLAIN and task.terms.slots > 1 and not self._fits(task):
+                if self._kept is not None:
                     return None
-            if task.terms is PLAIN or task.terms.slots == 1:
-                return self._seated(task, slot)
-            slots.put(slot)
-            if self._fits(task) and (slot := slots.take()) is not None:
+            elif self._supplied(task):
+                self._kept = None
+                self.queue.start(task)
+                return self._seated(task, slots.take())
+        return None
+
+    def enter(self, task: TaskRecord) -> bool:
+        """Start a new task at once, if it can. (What is queued while a slot is free cannot use that slot.)
+
+        Not if processes share the budget: which task of all of them is next is not decided here.
+        """
+        slots = self.slots
+        if self._share is not None or self._paused or slots.exhausted or self._blocked(task):
+            return False
+        if self._kept is not None or (task.terms is not PLAIN and task.terms.slots > 1 and not self._has_room(task)):
+            return False
+        if slots.returning and not all(map(self._capped, slots.returning)):
+            return False
+        if self.supply is not None and not self.supply.take(task, wait=False):
+            return False
+        self._occupy(task, slots.take())
+        self.queue.charge(task)
+        return True
+
+    def succeed(self, task: TaskRecord) -> TaskRecord | None:
+        """Give the slot of a task that has ended to the next in the queue, and return that.
+
+        Returns None if nobody can have it now, or if it is not so simple: then `next` decides.
+        """
+        slot, slots = task.slot, self.slots
+        if slot is None or slot.lenders or not self._direct or slots.returning or slots.excess:
+            self.release(task)
+            return None
+        if self.supply is None:
+            heir = self.queue.pop()
+        else:
+            while (heir := self.queue.first()) is not None and not self._supplied(heir):
+                pass
+            if heir is not None:
+                self.queue.start(heir)
+        if heir is None:
+            self.release(task)
+            return None
+        task.slot, heir.slot, slot.holder = None, slot, heir
+        if self._tracked or self._families.entered:
+            self._left(heir, started=True)
+        return heir
+
+    def _supplied(self, task: TaskRecord) -> bool:
+        """Take what a task needs that is first. If it is not there, all that need the same are passed over."""
+        if self.supply is None or self.supply.take(task, wait=True):
+            return True
+        if task.status == "queued":
+            self.unserved.add(task.terms.need)
+            if self._kept is task:
+                self._kept = None
+        if self._share is not None:
+            self._share.announce()  # what was granted for it goes back
+        return False
+
+    def _heir(self) -> TaskRecord | None:
+        """Start a queued descendant of a task that lent a free slot: the one that is taken next.
+
+        Of all lent slots if free ones are kept for another task, or if they were lent to other processes otherwise.
+        """
+        free, share = self.slots.free, self._share
+        some = free[-1:] if share is None and self._kept is None else list(free)
+        for slot in some:
+            if slot.lenders and (share is None or share.has_lent()) and (task := self._descendant(slot)) is not None:
+                free.remove(slot)
+                self.queue.take(task)
                 return self._seated(task, slot)
         return None
 
-    def _heir_of_free(self) -> TaskRecord | None:
-        """Give a lent slot to a queued descendant of its lender, though free slots are kept for another task."""
-        for slot in [slot for slot in self.slots.free if slot.lenders]:
-            task = self._descendant(slot)
-            if task is not None:
-                self.slots.free.remove(slot)
-                return self._seated(task, slot)
+    def _descendant(self, slot: Slot) -> TaskRecord | None:
+        """A queued descendant of a task that lent this slot, with all else that it needs."""
+        share = self._share
+        for lender in reversed(slot.lenders):
+            for task in list(islice(self._families.queued_below(lender), _LOOKED_AT)):
+                if task.status != "queued" or task.terms.slots > 1 or self._blocked(task) or not self._supplied(task):
+                    continue
+                if share is None or share.take_lent(task):
+                    return task
+                if self.supply is not None:
+                    self.supply.give_back(task)
+        return None
+
+    def _returner(self) -> TaskRecord | None:
+        """Give a running task that lent its slot one back."""
+        slots = self.slots
+        for task in () if slots.exhausted else slots.returning:
+            if not self._capped(task):
+                if slots.room < self._width(task):
+                    return None
+                if self._share is not None and not self._share.take_return(task):
+                    continue
+                del slots.returning[task]
+                del slots.without[task]
+                self._occupy(task, slots.take())
+                return task
         return None
 
     def _keeps_for_returners(self) -> bool:
@@ -449,15 +539,8 @@ class Scheduler:
                 self._tenants.wait_for(task.partition, self._width(task))
         return keeps
 
-    def _seated(self, task: TaskRecord, slot: Slot) -> TaskRecord:
-        """Give a slot to a task that was queued."""
-        if self._tracked or self._families.entered:
-            self._left(task, started=True)
-        self._occupy(task, slot)
-        return task
-
     def _fits(self, task: TaskRecord) -> bool:
-        """Are there slots for a task that takes several, which has left the queue? Otherwise it is kept for later.
+        """Are there slots for a task that takes several and is first? Otherwise it waits in one of three ways.
 
         If only slots are missing, nothing overtakes it: those that come free are kept for it. If it is the cap of its
         tenant, only this tenant waits. A task that takes more slots than there are waits aside.
@@ -465,51 +548,41 @@ class Scheduler:
         slots = task.terms.slots
         caps = None if self._tenants is None else self._tenants.caps
         if slots > self._most_slots(task.partition):
+            self._kept = None
+            self.queue.remove(task)
             self._left(task, started=False)
             self._too_wide.add(task)
             self.set_aside(task)
             if self._tenants is not None:
                 self._tenants.wait_for(task.partition, 1)
         elif caps is not None and self._tenants is not None and not caps.has_room(task.partition, slots):
-            self.queue.put_back(task)
+            self._kept = None
             self._tenants.wait_for(task.partition, slots)
         elif self.slots.room >= slots:
             return True
-        elif self.can_serve is None or self.can_serve(task):
+        elif task is not self._kept and self._supplied(task):
+            if self.supply is not None:
+                self.supply.give_back(task)  # it was taken only to see whether slots are all that is missing
             self._kept = task
-        else:  # as when it has its slots and nothing serves it: its requirement is passed over
-            self.queue.put_back(task)
-            self.unserved.add(task.terms.need)
         return False
 
-    def succeed(self, task: TaskRecord) -> TaskRecord | None:
-        """Give the slot of a task that has ended to the next in the queue, and return that.
-
-        Returns None if nobody can have it now, or if it is not so simple: then `next` decides.
-        """
-        slot, slots = task.slot, self.slots
-        is_simple = self._direct and self._kept is None and not slots.returning and not slots.excess
-        if slot is None or slot.lenders or slot.others or not is_simple:
-            self.release(task)
-            return None
-        heir = self.queue.pop()
-        if heir is None or (heir.terms is not PLAIN and heir.terms.slots > 1):
-            self.release(task)
-            fits = heir is not None and self._fits(heir) and (slot := slots.take()) is not None
-            return self._seated(heir, slot) if fits and heir is not None and slot is not None else None
-        task.slot, heir.slot, slot.holder = None, slot, heir
+    def _seated(self, task: TaskRecord, slot: Slot) -> TaskRecord:
+        """Give a slot to a task that was queued."""
         if self._tracked or self._families.entered:
-            self._left(heir, started=True)
-        return heir
+            self._left(task, started=True)
+        self._occupy(task, slot)
+        return task
 
-    def release(self, task: TaskRecord, freed: Freed = "ended") -> None:
+    # -- slots ---------------------------------------------------------------------------------------------------------
+
+    def release(self, task: TaskRecord) -> None:
         """Take back the slot of a task that does not run any more."""
         slot = task.slot
         if slot is None:
             self._stop_lending(task)
             del self.slots.without[task]
         else:
-            self._vacate(task, slot, freed)
+            self._vacate(task, slot)
             self.slots.put(slot)
         if task.waits is not None:  # of parts that its body left behind: they have no say in another attempt
             for on in list(task.waits.on):
@@ -526,12 +599,6 @@ class Scheduler:
             self._vacate(task, slot)
             self.slots.without[task] = None
             self.slots.put(slot)
-
-    def return_slot(self, task: TaskRecord) -> None:
-        """Take back a slot that a task cannot use, and queue the task again: it is still its turn."""
-        self.release(task, freed="unused")
-        self.queue.put_back(task)
-        self._joined(task)
 
     def resize(self, limit: int) -> None:
         """Hand out at most so many slots from now on."""
@@ -564,7 +631,13 @@ class Scheduler:
     def _settle_limits(self) -> None:
         """Do without limits that are gone. The queue is put together again when it is empty: then it costs nothing."""
         self._tenants = self._tenants or None
-        self._direct = self._share is None and self._tenants is None and not self._paused
+        self._direct = not (self._share is not None or self._tenants is not None or self._paused or self._has_wide)
+
+    def _note_wide(self) -> None:
+        """Take the longer way from now on until the pool is idle: there is a task that takes several slots."""
+        if not self._has_wide:
+            self._has_wide = True
+            self._settle_limits()
 
     def limit_rates(
         self,
@@ -665,12 +738,16 @@ class Scheduler:
         self.queue.idle()
         if self._tenants is None and isinstance(self.queue, Queue):
             self.queue.set_apart(tenants=False)
+        if self._has_wide:
+            self._has_wide = False
+            self._settle_limits()
 
     def _occupy(self, task: TaskRecord, slot: Slot) -> None:
         task.slot = slot
         slot.holder = task
         self.slots.active += 1
         if task.terms is not PLAIN and task.terms.slots > 1:
+            self._note_wide()
             self.slots.take_others(slot, self._width(task) - 1)
         if self._tenants is not None:
             if task.terms.slots > 1:
@@ -681,21 +758,15 @@ class Scheduler:
         if self._share is not None:
             self._share.started(task)
 
-    def _vacate(self, task: TaskRecord, slot: Slot, freed: Freed = "ended") -> None:
+    def _vacate(self, task: TaskRecord, slot: Slot, *, lends: bool = False) -> None:
         task.slot = slot.holder = None
         self.slots.active -= 1
         if self._tenants is not None:
             self._tenants.gave(task.partition, 1 + len(slot.others))
             if self._tenants.rates is not None and task.status == "queued":
                 self._tenants.not_begun(task.partition, self._now())
-        if self._share is None:
-            return
-        if freed == "unused":
-            self._share.unused(task)
-        elif freed == "lent" or slot.lenders:
-            self._share.lend(task)
-        else:
-            self._share.ended(task)
+        if self._share is not None:
+            (self._share.lend if lends or slot.lenders else self._share.ended)(task)
 
     # -- waiting -------------------------------------------------------------------------------------------------------
 
@@ -754,7 +825,7 @@ class Scheduler:
         if waits is None:
             waits = task.waits = Waits()
         assert slot is not None, "it holds one"
-        self._vacate(task, slot, "lent")
+        self._vacate(task, slot, lends=True)
         self.slots.without[task] = None
         slot.lenders.append(task)
         waits.lent = slot
@@ -765,10 +836,8 @@ class Scheduler:
         slots, share = self.slots, self._share
         self._stop_lending(task)
         if self._may_return(task) or (share is not None and share.take_lent(task)):
-            slot = slots.take()
-            assert slot is not None, "there was one"
             del slots.without[task]
-            self._occupy(task, slot)
+            self._occupy(task, slots.take())
             return True
         slots.returning[task] = None
         if share is not None:
@@ -784,44 +853,3 @@ class Scheduler:
         if waits is not None and waits.lent is not None:
             waits.lent.lenders.remove(task)
             waits.lent = None
-
-    def _returner(self) -> TaskRecord | None:
-        slots = self.slots
-        for task in () if slots.exhausted else slots.returning:
-            if not self._capped(task):
-                if slots.room < self._width(task):
-                    return None
-                if self._share is not None and not self._share.take_return(task):
-                    continue
-                del slots.returning[task]
-                slot = slots.take()
-                assert slot is not None, "there was one"
-                del slots.without[task]
-                self._occupy(task, slot)
-                return task
-        return None
-
-    def _heir_of_lent(self, share: Share) -> TaskRecord | None:
-        """Give a lent slot of a shared budget to a queued descendant of its lender, and return that."""
-        for slot in [slot for slot in self.slots.free if slot.lenders and share.has_lent()]:
-            task = self._descendant(slot)
-            if task is None:
-                continue
-            self.slots.free.remove(slot)
-            self._left(task, started=True)
-            self._occupy(task, slot)
-            return task
-        return None
-
-    def _descendant(self, slot: Slot) -> TaskRecord | None:
-        for lender in reversed(slot.lenders):
-            for task in islice(self._families.queued_below(lender), _LOOKED_AT):
-                if (
-                    task is not self._kept
-                    and task.terms.slots == 1
-                    and not self._blocked(task)
-                    and (self._share is None or self._share.take_lent(task))
-                ):
-                    self.queue.take(task)
-                    return task
-        return None

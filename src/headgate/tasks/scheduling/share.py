@@ -180,13 +180,6 @@ class Share:
         """May a slot that came free be used again without asking?"""
         return self.alone and not self._fencing and self.held + self.queue.granted < self.settings.limit
 
-    def unused(self, task: TaskRecord) -> None:
-        """Note that a task was given a slot and could not start."""
-        token = self._stop(task)
-        if token is not None:
-            self._refunds.append((token, self.queue.cost(task)))
-            self._changed()
-
     def lend(self, task: TaskRecord) -> None:
         """Note that a slot may go to a descendant of the task that lends it."""
         token = self._stop(task)

@@ -22,7 +22,7 @@ from headgate.gate.lanes import Account
 from headgate.gate.queue import MOST_NEEDS, By, Order, Place, Queue
 from headgate.sharing.slots import FAIR, Charge, Grant, Settings, Want, priority_of, tenant_of, turn_of
 from headgate.stores.codec import canonical
-from headgate.tasks.model import TaskRecord
+from headgate.tasks.model import TaskRecord, Terms
 
 _LONGEST: Final = 40
 
@@ -103,17 +103,27 @@ class SharedQueue:
         self._queue.push_front(task)
         self._joined(task)
 
-    def pop(self) -> TaskRecord | None:
-        """Take out a task for which there is a granted slot."""
+    def first(self) -> TaskRecord | None:
+        """The next task for which there is a granted slot."""
         if not self.ready or not self.is_valid() or self.settings.paused:
             return None
         for token in self.ready:
             task = None if self._is_paused(token) else self._first(token)
             if task is not None:
-                self._take_grant(token)
-                self._queue.remove(task)
                 return task
         return None
+
+    def pop(self) -> TaskRecord | None:
+        """Take out the next task for which there is a granted slot."""
+        task = self.first()
+        if task is not None:
+            self.start(task)
+        return task
+
+    def start(self, task: TaskRecord) -> None:
+        """Take out a task, with the slot that was granted for it."""
+        self._take_grant(self.token(task))
+        self._queue.remove(task)
 
     def _take_grant(self, token: str) -> None:
         grants = self.ready[token]
@@ -121,10 +131,9 @@ class SharedQueue:
         if not grants:
             del self.ready[token]
 
-    def put_back(self, task: TaskRecord) -> None:
-        """Put a task back that was handed out and could not start."""
-        self._queue.put_back(task)
-        self._joined(task)
+    def regroup(self, task: TaskRecord, terms: Terms) -> None:
+        """Give a queued task other terms, with another need. It keeps its place."""
+        self._queue.regroup(task, terms)
 
     def take(self, task: TaskRecord) -> None:
         """Take out this task, to run it with a slot that somebody lends."""

@@ -83,20 +83,17 @@ class Slots:
         """The tasks that hold a slot."""
         return (slot.holder for slot in self._made.values() if slot.holder is not None)
 
-    def take(self) -> Slot | None:
-        """Take a free slot, or make one; None if the limit is reached."""
+    def take(self) -> Slot:
+        """Take a free slot, or make one; they are not `exhausted`."""
         if self.free:
             return self.free.pop()
-        if len(self._made) >= self.limit:
-            return None
         number = heapq.heappop(self._vanished) if self._vanished else len(self._made) + 1
         slot = self._made[number] = Slot(number)
         return slot
 
     def take_others(self, slot: Slot, number: int) -> None:
         """Take so many further slots for the task that has this one. There is room for them."""
-        others = [self.take() for _ in range(number)]
-        slot.others = tuple(other for other in others if other is not None)
+        slot.others = tuple(self.take() for _ in range(number))
 
     def put(self, slot: Slot) -> None:
         """Give a slot back, and those that go with it. If there are more than the limit, it vanishes."""

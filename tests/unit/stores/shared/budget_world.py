@@ -174,13 +174,17 @@ class Pool:
         self.lenders.append(task)
         self.share.announce()
 
-    def fail_to_start(self) -> None:
-        """Take a task out that was granted, and give its slot back: nothing could serve it."""
-        task = self.share.queue.pop()
+    def run_out(self) -> None:
+        """Nothing can serve the task that is next: what was granted for it goes back."""
+        task = self.share.queue.first()
         if task is not None:
-            self.share.started(task)
-            self.share.unused(task)
-            self.share.queue.put_back(task)
+            self.share.unserved.add(task.terms.need)
+            self.share.announce()
+
+    def serve_again(self) -> None:
+        self.share.unserved.clear()
+        self.share.announce()
+        self.pump()
 
     def message(self) -> Message:
         return Message("t", self.answered, self.share.message(self.world.now, ("host", 1), list(self.lenders)))
@@ -199,7 +203,7 @@ class Pool:
         self.answered = reply.member
         self.share.take(reply.body, ClockOffset(), self.world.now)
         if unserved:
-            self.fail_to_start()
+            self.run_out()
         self.pump()
         if self.share.has_unused():
             self.changed = True

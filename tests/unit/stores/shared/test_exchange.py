@@ -194,10 +194,9 @@ def test_g10_a_grant_that_comes_to_nothing_goes_back_and_is_not_charged() -> Non
     two.submit("bolt")
     one.speak(unserved=True)
     assert not one.running
-    one.share.unserved.add(None)  # nothing can serve it for now, so it is not announced
     talk(one, two)
     assert [task.partition for task in two.running] == ["bolt"]
-    one.share.unserved.clear()
+    one.serve_again()
     two.end(two.running[0])
     two.submit("bolt")
     one.changed = True
@@ -781,8 +780,12 @@ class Budgets(RuleBasedStateMachine):
         self.pool(number).speak()
 
     @rule(number=st.integers(0, 7))
-    def fail_to_start(self, number: int) -> None:
+    def run_out(self, number: int) -> None:
         self.pool(number).speak(unserved=True)
+
+    @rule(number=st.integers(0, 7))
+    def serve_again(self, number: int) -> None:
+        self.pool(number).serve_again()
 
     @rule(number=st.integers(0, 7), which=st.integers(0, 5))
     def end(self, number: int, which: int) -> None:
@@ -831,6 +834,7 @@ class Budgets(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         for pool in self.world.pools:
+            pool.serve_again()
             for task in list(pool.running):
                 if task in pool.outside:
                     pool.end(task)
