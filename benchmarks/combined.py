@@ -26,10 +26,10 @@ import table
 from table import MISSED, Bar, Contestant, Turns, median, per_second, so_many_each, times
 
 import headgate
-from headgate.combined.pool import TaskPool
 from headgate.resources import Resource, ResourcePool
 from headgate.tasks import TaskPool as PlainPool
 from headgate.tasks import fair_round_robin
+from headgate.tasks.pool import TaskPool
 
 AT_A_TIME = 100
 WORKERS = 2

@@ -55,7 +55,6 @@ from headgate.observe import logging as _logging
 
 TYPE_CHECKING = False  # typing's own, without importing typing
 if TYPE_CHECKING:
-    from headgate.combined.pool import TaskPool, pool_create
     from headgate.context import (
         Context,
         ContextDecodeWarning,
@@ -85,6 +84,7 @@ if TYPE_CHECKING:
         Backpressure,
         QueueStrategy,
         TaskHandle,
+        TaskPool,
         backpressure_queue,
         fail_fast,
         fair_round_robin,
@@ -93,6 +93,7 @@ if TYPE_CHECKING:
         lifo,
         pending,
         pipeline_scope,
+        pool_create,
         pool_get,
         pool_list,
         pool_wait,
@@ -254,7 +255,6 @@ _PACKAGES = {
         "current_context",
         "install_task_factory",
     ),
-    "headgate.combined.pool": ("TaskPool", "pool_create"),
     "headgate.integrations.dask": ("DaskPlacement",),
     "headgate.integrations.ray": ("RayPlacement",),
     "headgate.resources": (
@@ -274,6 +274,7 @@ _PACKAGES = {
         "Backpressure",
         "QueueStrategy",
         "TaskHandle",
+        "TaskPool",
         "backpressure_queue",
         "fail_fast",
         "fair_round_robin",
@@ -282,6 +283,7 @@ _PACKAGES = {
         "lifo",
         "pending",
         "pipeline_scope",
+        "pool_create",
         "pool_get",
         "pool_list",
         "pool_wait",
@@ -320,7 +322,7 @@ _PACKAGES = {
     ),
 }
 _SUBMODULES = (
-    *("certs", "combined", "dashboard", "discovery", "integrations", "observe", "registry", "resources", "stores"),
+    *("certs", "dashboard", "discovery", "integrations", "observe", "registry", "resources", "stores"),
     *("tasks", "testing", "workers"),
 )
 _named = lazy(globals(), _PACKAGES)

@@ -27,7 +27,6 @@ from functools import cache, partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 
-from headgate.combined.permit import use_of_task
 from headgate.core.checks import Affinity, checked_affinity, is_finite
 from headgate.core.clock import clock
 from headgate.errors import InvalidType, PoolExhausted
@@ -42,6 +41,7 @@ from headgate.resources.model import Resource
 from headgate.resources.pool import ResourcePool
 from headgate.resources.run_options import plan_of
 from headgate.resources.signals import DisableResource, Signal
+from headgate.tasks.attempts.attempt import use_of_task
 
 if TYPE_CHECKING:  # checkers know our transports as transports of both libraries, and programs import neither
     from httpx import AsyncBaseTransport as _Async

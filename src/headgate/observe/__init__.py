@@ -1,6 +1,6 @@
 """Listeners of the event stream and readers of the registry: logging, metrics, traces, and how a program is seen.
 
-They subscribe to topics and read the registry. May import `combined` and every package below it, and is imported by
+They subscribe to topics and read the registry. May import `tasks` and every package below it, and is imported by
 none of those. `sampler` looks at the pools, `publishing` shows them through a socket, `actions` acts on them;
 `prometheus`, `opentelemetry` and `logging` are for machines.
 """

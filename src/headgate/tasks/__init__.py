@@ -1,8 +1,8 @@
 """Task pools: which task goes next, in which slot, and what became of it.
 
 `scheduling` decides, `runtime` does what was decided, and the modules beside them are what users see: the pool,
-handles, options, strategies, snapshots and events. Imports `errors`, `core`, `resources` and `stores`; never `workers`.
-Begin with `pool.TaskPool`.
+handles, options, strategies, snapshots and events. `attempts` joins tasks with resources and workers. Begin with
+`pool.TaskPool`.
 """
 
 from headgate.tasks.admission import Backpressure, Policy, backpressure_queue, fail_fast, ring_buffer

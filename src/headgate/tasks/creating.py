@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 from headgate.core.checks import nearest, refuse_both, respell, seconds_of
 from headgate.errors import InvalidArgument, InvalidType
@@ -16,16 +16,7 @@ def pool_create(options: Mapping[str, Any] | None = None, /, **keywords: Any) ->
 
     `stale_after_ms` is `stale_after` in milliseconds, `run_id` is `pipeline_id`, `strategy` is `queue`.
     """
-    return pool_from(TaskPool, options, keywords)
-
-
-_OTHER_NAMES = ("stale_after_ms", "strategy", "run_id")
-PoolT = TypeVar("PoolT", bound=TaskPool)
-
-
-def pool_from(kind: type[PoolT], options: Mapping[str, Any] | None, keywords: dict[str, Any]) -> PoolT:
-    """Make a pool of this class from the options of `pool_create`."""
-    known = list(inspect.signature(kind).parameters)
+    known = list(inspect.signature(TaskPool).parameters)
     if options is not None and not isinstance(options, Mapping):
         raise InvalidType(
             f"pool_create() takes one mapping of options, got {type(options).__name__}",
@@ -41,4 +32,7 @@ def pool_from(kind: type[PoolT], options: Mapping[str, Any] | None, keywords: di
         given["stale_after"] = seconds_of(given.pop("stale_after_ms"))
     respell("pool_create()", given, "queue", "strategy")
     respell("pool_create()", given, "pipeline_id", "run_id")
-    return kind(**given)
+    return TaskPool(**given)
+
+
+_OTHER_NAMES = ("stale_after_ms", "strategy", "run_id")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, cast, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, cast, get_args
 from weakref import ref
 
 from headgate.core.current_task import Standing
@@ -13,12 +13,11 @@ from headgate.core.redaction import redact
 from headgate.resources.costs import AnyCost
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable
     from contextvars import Context
     from types import TracebackType
 
-    from headgate.tasks.runtime.executor import Executor
-    from headgate.tasks.runtime.ports import Cancellable
     from headgate.tasks.scheduling.slots import Slot, Waits
 
 TaskStatus = Literal["queued", "running", "completed", "failed", "cancelled", "rejected", "expired", "stale"]
@@ -83,6 +82,47 @@ class Mark(NamedTuple):
     """Was the task queued again after it?"""
 
 
+class Cancellable(Protocol):
+    """A started attempt, as a Task of asyncio is one."""
+
+    def cancel(self, msg: str | None = None) -> bool:
+        """Ask the attempt to stop."""
+        ...
+
+
+class Owner(Protocol):
+    """What a task knows of its pool: the executor that runs it."""
+
+    name: str
+    id: str
+    loop: asyncio.AbstractEventLoop | None
+    scheduler: Any
+    """Its `Scheduler`, which imports this module; so do the others that are Any here."""
+    states: Any
+    launcher: Any
+    explainer: Any
+    lending: Any
+    pace: Any
+    ending: Any
+    pauses: Any
+    shortages: Any
+    unseen: Any
+
+    def asked(self, task: TaskRecord) -> str | None:
+        """Why the running task was told to stop, "cancel" or "timeout"; None if it was not."""
+        ...
+
+    def cancel(self, task: TaskRecord, reason: str | None = None) -> bool:
+        """Cancel a task."""
+        ...
+
+    def change_terms(self, task: TaskRecord, terms: Terms) -> None:
+        """Give an unfinished task other terms."""
+
+    def pump(self) -> None:
+        """Give every free slot to whoever is next."""
+
+
 class TaskRecord:
     """One task, as its pool keeps it. Read its fields if you must; only the pool writes them.
 
@@ -124,7 +164,7 @@ class TaskRecord:
 
     def __init__(
         self,
-        owner: Executor,
+        owner: Owner,
         number: int,
         fn: Callable[..., Any] | None,
         args: tuple[Any, ...],
@@ -136,7 +176,7 @@ class TaskRecord:
         partition: Hashable = None,
         terms: Terms = PLAIN,
     ) -> None:
-        self.owner: Executor = owner
+        self.owner: Owner = owner
         self.number: int = number
         self.fn: Callable[..., Any] | None = fn
         self.args: tuple[Any, ...] = args
@@ -399,9 +439,7 @@ class TaskSnapshot(View):
         rejection_policy: str | None
 
 
-def task_snapshot(
-    task: TaskRecord | Remains, pool: Executor, result: object, error: BaseException | None
-) -> TaskSnapshot:
+def task_snapshot(task: TaskRecord | Remains, pool: Owner, result: object, error: BaseException | None) -> TaskSnapshot:
     """Make the snapshot of a task of this pool, from its record or from what remains of it."""
     terms: Terms = task.terms
     # Not by isinstance: a result may lie about its class.

@@ -21,7 +21,7 @@ from collections.abc import (
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
-from typing import Any, ClassVar, Final, Literal, NoReturn, Self, TypeVar, TypeVarTuple, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NoReturn, Self, TypeVar, TypeVarTuple, overload
 
 from headgate import registry
 from headgate.core.checks import (
@@ -82,6 +82,11 @@ from headgate.tasks.scopes import checked_scope, identity, scope_id_of, shared_s
 from headgate.tasks.strategies import Strategy, strategy_of
 from headgate.tasks.streams import run_stream
 
+if TYPE_CHECKING:
+    from headgate.resources.model import Resource
+    from headgate.resources.pool import ResourcePool
+    from headgate.workers.pool import WorkerPool
+
 AnyCall = tuple[Callable[..., Any], Sequence[Any]] | tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]
 """One call of `submit_many`: the function, its arguments, and the options of its submit."""
 
@@ -97,6 +102,10 @@ Ts = TypeVarTuple("Ts")
 
 class TaskPool:
     """Runs at most `max_concurrent` tasks at a time; the rest queue, in the order of a strategy.
+
+    With `resources` (a ResourcePool) a task starts when there is a slot and a resource for it, and its function gets
+    the resource as first argument; CooldownResource, DisableResource and RetryOperation teach that pool, and the task
+    runs again with another. With `workers` (a WorkerPool) it runs on one of its worker processes.
 
     Made without an event loop, bound to the loop of its first submit. Its name is known in this process until it is
     closed. ``async with TaskPool(...) as pool:`` drains and closes it, or cancels everything if the block raises.
@@ -129,7 +138,14 @@ class TaskPool:
         on_opaque: OnOpaque = "hold",
         on_conflict: OnConflict = "error",
         keep_failed: int = 0,
+        resources: ResourcePool[Any] | None = None,
+        workers: WorkerPool | None = None,
     ) -> None:
+        if workers is not None and fencing is True:
+            raise InvalidArgument(
+                "fencing=True cannot be given together with workers: the number of a start is not known on a worker",
+                remedy="Leave out workers=, and let the task pass its headgate.current_task().fence to a routine.",
+            )
         self.scope: Scope = checked_scope(scope)
         self._on_signal = checked_on_signal(on_signal)
         found_id = scope_id_of(self.scope, pipeline_id, scope_id, store)
@@ -146,7 +162,7 @@ class TaskPool:
         fences, on_lost = checked_sharing(self.scope, fencing, on_lease_lost)
         results = ResultPolicy(self.name, self.scope, result_types, on_opaque)
         conflicts = checked_on_conflict(on_conflict)
-        ports = _ports_of(runner)
+        ports = _ports_of(runner, resources, workers, follows_workers=max_concurrent is None)
         if ports.allocator is not None and strategy.key in ports.allocator.options:
             raise InvalidArgument(
                 f"key cannot be {strategy.key!r}: with resources= that is an option of submit() of another meaning",
@@ -217,6 +233,12 @@ class TaskPool:
     async def submit(self, fn: Callable[[*Ts], Awaitable[R]], /, *args: *Ts, **options: Any) -> TaskHandle[R]: ...
     @overload
     async def submit(self, fn: Callable[[*Ts], R], /, *args: *Ts, **options: Any) -> TaskHandle[R]: ...
+    @overload  # with `resources` a function takes one argument more than it is submitted with
+    async def submit(
+        self, fn: Callable[[Resource[Any], *Ts], Awaitable[R]], /, *args: *Ts, **options: Any
+    ) -> TaskHandle[R]: ...
+    @overload
+    async def submit(self, fn: Callable[[Resource[Any], *Ts], R], /, *args: *Ts, **options: Any) -> TaskHandle[R]: ...
     async def submit(self, fn: Any, /, *args: Any, **options: Any) -> TaskHandle[Any]:  # type: ignore[misc] # it takes all
         """Run ``fn(*args)`` when its turn comes; returns a handle as soon as the task is accepted.
 
@@ -249,6 +271,12 @@ class TaskPool:
     def submit_nowait(self, fn: Callable[[*Ts], Awaitable[R]], /, *args: *Ts, **options: Any) -> TaskHandle[R]: ...
     @overload
     def submit_nowait(self, fn: Callable[[*Ts], R], /, *args: *Ts, **options: Any) -> TaskHandle[R]: ...
+    @overload
+    def submit_nowait(
+        self, fn: Callable[[Resource[Any], *Ts], Awaitable[R]], /, *args: *Ts, **options: Any
+    ) -> TaskHandle[R]: ...
+    @overload
+    def submit_nowait(self, fn: Callable[[Resource[Any], *Ts], R], /, *args: *Ts, **options: Any) -> TaskHandle[R]: ...
     def submit_nowait(self, fn: Any, /, *args: Any, **options: Any) -> TaskHandle[Any]:  # type: ignore[misc] # it takes all
         """Do what `submit` does without waiting: raise QueueFull where `submit` would wait for a place."""
         if self._executor.records is not None:
@@ -276,6 +304,10 @@ class TaskPool:
     async def run(self, fn: Callable[[*Ts], Awaitable[R]], /, *args: *Ts, **options: Any) -> R: ...
     @overload
     async def run(self, fn: Callable[[*Ts], R], /, *args: *Ts, **options: Any) -> R: ...
+    @overload
+    async def run(self, fn: Callable[[Resource[Any], *Ts], Awaitable[R]], /, *args: *Ts, **options: Any) -> R: ...
+    @overload
+    async def run(self, fn: Callable[[Resource[Any], *Ts], R], /, *args: *Ts, **options: Any) -> R: ...
     async def run(self, fn: Any, /, *args: Any, **options: Any) -> Any:  # type: ignore[misc] # it takes all
         """Submit, and return the result of the task.
 
@@ -363,9 +395,55 @@ class TaskPool:
         progress: bool | str = False,
         **options: Any,
     ) -> AsyncIterator[R]: ...
+    @overload
     def map(
         self,
-        fn: Callable[[Any], Any],
+        fn: Callable[[Resource[Any], T], Awaitable[R]],
+        items: Iterable[T] | AsyncIterable[T],
+        /,
+        *,
+        return_handles: Literal[True],
+        **options: Any,
+    ) -> AsyncIterator[TaskHandle[R]]: ...
+    @overload
+    def map(
+        self,
+        fn: Callable[[Resource[Any], T], R],
+        items: Iterable[T] | AsyncIterable[T],
+        /,
+        *,
+        return_handles: Literal[True],
+        **options: Any,
+    ) -> AsyncIterator[TaskHandle[R]]: ...
+    @overload
+    def map(
+        self,
+        fn: Callable[[Resource[Any], T], Awaitable[R]],
+        items: Iterable[T] | AsyncIterable[T],
+        /,
+        *,
+        ordered: bool = True,
+        window: int | None = None,
+        return_exceptions: bool = False,
+        progress: bool | str = False,
+        **options: Any,
+    ) -> AsyncIterator[R]: ...
+    @overload
+    def map(
+        self,
+        fn: Callable[[Resource[Any], T], R],
+        items: Iterable[T] | AsyncIterable[T],
+        /,
+        *,
+        ordered: bool = True,
+        window: int | None = None,
+        return_exceptions: bool = False,
+        progress: bool | str = False,
+        **options: Any,
+    ) -> AsyncIterator[R]: ...
+    def map(
+        self,
+        fn: Callable[..., Any],
         items: Iterable[Any] | AsyncIterable[Any],
         /,
         *,
@@ -405,7 +483,7 @@ class TaskPool:
         It holds its slot until its last item, or until its consumer leaves. Keywords are options of `submit`. A failure
         is raised at the consumer; `retries` count until the first item, and not after it.
         """
-        return run_stream(self, self._submitter, fn, args, options)
+        return run_stream(self.submit, self._submitter, fn, args, options)
 
     def as_executor(self, **options: Any) -> PoolExecutor:
         """Return a `concurrent.futures.Executor` whose calls are tasks of this pool; keywords are options of `submit`.
@@ -723,8 +801,23 @@ class TaskPool:
         )
 
 
-def _ports_of(runner: Runner | Ports | None) -> Ports:
-    """Where tasks run: here, with a runner of somebody's own, or with the ports that `headgate.combined` makes."""
-    if runner is None:
-        return Ports(LocalLauncher())
-    return runner if isinstance(runner, Ports) else runner_ports(runner)
+def _ports_of(
+    runner: Runner | Ports | None,
+    resources: ResourcePool[Any] | None,
+    workers: WorkerPool | None,
+    *,
+    follows_workers: bool,
+) -> Ports:
+    """Where tasks run, and what they need for that."""
+    if resources is None and workers is None:
+        if runner is None:
+            return Ports(LocalLauncher())
+        return runner if isinstance(runner, Ports) else runner_ports(runner)
+    if runner is not None:
+        raise InvalidArgument(
+            "runner cannot be given together with resources or workers",
+            remedy="Leave it out: they bring their own.",
+        )
+    from headgate.tasks.attempts.assembly import ports_with  # not above: most plain pools need none of it
+
+    return ports_with(resources, workers, follows_workers=follows_workers)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from headgate.errors import InvalidArgument, InvalidType
@@ -23,7 +23,6 @@ from headgate.tasks.runtime.nested_waits import enclosing, lend_meanwhile, lend_
 
 if TYPE_CHECKING:
     from headgate.tasks.model import TaskRecord
-    from headgate.tasks.pool import TaskPool
     from headgate.tasks.runtime.submit import Submitter
 
 R = TypeVar("R")
@@ -132,7 +131,7 @@ async def _until(future: asyncio.Future[Any]) -> None:
 
 
 def run_stream(
-    pool: TaskPool,
+    submit: Callable[..., Awaitable[TaskHandle[Any]]],
     submitter: Submitter,
     fn: Callable[..., AsyncIterator[R]],
     args: tuple[Any, ...],
@@ -151,13 +150,16 @@ def run_stream(
         raise InvalidArgument(
             "stream() cannot be detached: its generator is closed when nobody reads it", remedy="Leave it out."
         )
-    return _items(pool, StreamBody(fn), args, options)
+    return _items(submit, StreamBody(fn), args, options)
 
 
 async def _items(
-    pool: TaskPool, body: StreamBody, args: tuple[Any, ...], options: dict[str, Any]
+    submit: Callable[..., Awaitable[TaskHandle[Any]]],
+    body: StreamBody,
+    args: tuple[Any, ...],
+    options: dict[str, Any],
 ) -> AsyncGenerator[Any, None]:
-    handle = await pool.submit(body, *args, **options)
+    handle = await submit(body, *args, **options)
     try:
         handle.on_end(body.ended)
         while (item := await body.next(handle)) is not _END:

@@ -21,7 +21,7 @@ from headgate import (
     WorkerPool,
     routine,
 )
-from headgate.combined.workers_budget import WorkersBudget
+from headgate.tasks.attempts.worker_slots import WorkerSlots
 from headgate.testing import check_slot_budget
 from headgate.workers import WorkerView
 from tests.support.workers.support import PATIENCE, until
@@ -74,7 +74,7 @@ def view(number: int, limit: int | None, state: Any = "ready") -> WorkerView:
 
 def test_t03_the_budget_is_what_all_workers_take() -> None:
     fleet: Any = Fleet(5, None)
-    budget = WorkersBudget(fleet, lambda: None)
+    budget = WorkerSlots(fleet, lambda: None)
     assert budget.limit == 5 + 32
     seen: list[int] = []
     budget.on_change(seen.append)
@@ -89,9 +89,9 @@ def test_t03_the_budget_is_what_all_workers_take() -> None:
 
 
 def test_t03_the_budget_of_workers_keeps_the_contract() -> None:
-    def budget_of(limit: int) -> WorkersBudget:
+    def budget_of(limit: int) -> WorkerSlots:
         fleet: Any = Fleet(limit)
-        return WorkersBudget(fleet, lambda: None)
+        return WorkerSlots(fleet, lambda: None)
 
     check_slot_budget(budget_of)
 

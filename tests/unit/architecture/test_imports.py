@@ -24,16 +24,16 @@ Sources = Mapping[str, str]
 # ----------------------------------------------------------------------------------------------------------------------
 # The packages, from the lowest layer to the highest
 #
-#   errors <- core <- registry <- gate <- sharing <- stores <- resources <- {tasks | context <- workers+discovery}
-#          <- combined <- {observe, integrations} <- dashboard <- cli
+#   errors <- core <- registry <- gate <- sharing <- stores <- resources <- context <- workers+discovery <- tasks
+#          <- {observe, integrations} <- dashboard <- cli
 #
 # Packages joined by "+" may import each other. Packages separated by "|" or "," inside braces may not.
 
 _LOWEST = ("core", "errors", "registry")
 _WORKERS = ("context", "discovery", "workers")
 _BELOW_RESOURCES = ("stores", "sharing", "gate", *_LOWEST)
-_BELOW_COMBINED = ("resources", "tasks", *_WORKERS, *_BELOW_RESOURCES)
-_BELOW_CLI = ("certs", "dashboard", "integrations", "observe", "combined", *_BELOW_COMBINED)
+_UP_TO_TASKS = ("resources", "tasks", *_WORKERS, *_BELOW_RESOURCES)
+_BELOW_CLI = ("certs", "dashboard", "integrations", "observe", *_UP_TO_TASKS)
 
 ALLOWED: dict[str, tuple[str, ...]] = {
     "errors": (),
@@ -44,14 +44,13 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "sharing": ("gate", *_LOWEST),
     "stores": ("sharing", *_LOWEST),
     "resources": _BELOW_RESOURCES,
-    "tasks": ("resources", *_BELOW_RESOURCES),
+    "tasks": ("resources", *_WORKERS, *_BELOW_RESOURCES),  # workers only when a pool is given some: see FOR_ATTEMPTS
     "context": ("resources", *_LOWEST),
     "workers": ("certs", "context", "discovery", "resources", *_LOWEST),
     "discovery": ("context", "workers", "resources", *_LOWEST),
-    "combined": _BELOW_COMBINED,
-    "observe": ("combined", *_BELOW_COMBINED),
-    "integrations": ("combined", *_BELOW_COMBINED),
-    "dashboard": ("integrations", "observe", "combined", *_BELOW_COMBINED),
+    "observe": _UP_TO_TASKS,
+    "integrations": _UP_TO_TASKS,
+    "dashboard": ("integrations", "observe", *_UP_TO_TASKS),
     "cli": _BELOW_CLI,
     "__main__": ("cli",),
     # Shipped for users' tests. It may import every package, and no package may import it.
@@ -379,13 +378,10 @@ def test_a_forbidden_import_is_reported_however_it_is_written(source: str) -> No
         ("core/events.py", "registry"),
         ("registry.py", "resources"),
         ("resources/__init__.py", "tasks"),
-        ("tasks/pool.py", "workers"),
-        ("tasks/pool.py", "context"),
         ("stores/jsonl/store.py", "discovery"),
         ("workers/pool.py", "tasks"),
-        ("workers/pool.py", "combined"),
         ("context/wire.py", "workers"),
-        ("combined/pool.py", "observe"),
+        ("tasks/pool.py", "observe"),
         ("observe/metrics.py", "integrations"),
         ("integrations/httpx.py", "cli"),
         ("core/clock.py", "testing"),

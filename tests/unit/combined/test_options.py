@@ -46,14 +46,6 @@ def leaves_no_pool_behind() -> Iterator[None]:
 # -- making --------------------------------------------------------------------------------
 
 
-def test_line_the_pool_at_the_root_is_the_lines() -> None:
-    import headgate.combined.pool
-
-    assert headgate.TaskPool is headgate.combined.pool.TaskPool
-    assert issubclass(headgate.TaskPool, headgate.tasks.TaskPool)
-    assert headgate.TaskPool is not headgate.tasks.TaskPool
-
-
 @pytest.mark.parametrize(
     "bad",
     [
@@ -168,12 +160,6 @@ def test_t01_pool_create_checks_them_too() -> None:
         pool_create({"name": "refused", "workers": 4})
     with pytest.raises(InvalidArgument, match="resources"):
         pool_create(name="refused", resorces=shared("a"))  # the nearest that is known is named
-    assert pool_get("refused") is None
-
-
-def test_line_the_pool_of_the_room_below_knows_neither() -> None:
-    with pytest.raises(TypeError):
-        headgate.tasks.TaskPool("refused", resources=shared("a"))  # type: ignore[call-arg]
     assert pool_get("refused") is None
 
 

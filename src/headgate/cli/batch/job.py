@@ -265,7 +265,7 @@ class Job:
         on_workers = wishes.workers is not None or self._function.is_routine
         if self._keys is None and not on_workers and wishes.fair is None and wishes.priority is None:
             return
-        from headgate.combined.pool import TaskPool
+        from headgate.tasks.pool import TaskPool
         from headgate.tasks.strategies import fair_round_robin, fifo, priority
 
         workers = None

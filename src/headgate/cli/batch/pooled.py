@@ -20,8 +20,8 @@ from headgate.tasks.events import AUDIT
 from headgate.tasks.handle import outcome_of
 
 if TYPE_CHECKING:
-    from headgate.combined.pool import TaskPool
     from headgate.tasks.handle import TaskHandle
+    from headgate.tasks.pool import TaskPool
 
 
 class Pooled:

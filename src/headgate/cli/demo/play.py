@@ -22,7 +22,6 @@ from headgate.cli.demo.ask import ask
 from headgate.cli.demo.screen import Cell, Column, Frame, Grid, Screen, bar
 from headgate.cli.demo.tenants import TENANTS, Service, Turn, comparison_of, first_in_first_out, submit_all
 from headgate.cli.demo.upstream import Bucket, Upstream
-from headgate.combined.pool import TaskPool
 from headgate.core.clock import clock
 from headgate.core.topics import subscribe
 from headgate.resources import (
@@ -35,6 +34,7 @@ from headgate.resources import (
     ResourceSnapshot,
 )
 from headgate.tasks import KeyAge, PoolDequeue, PoolFinish, PoolRequeue, TaskHandle, fair_round_robin
+from headgate.tasks.pool import TaskPool
 from headgate.workers.events import WorkerLostEvent, WorkerReady
 from headgate.workers.pool import WorkerPool
 from headgate.workers.processes.local_placement import LocalPlacement

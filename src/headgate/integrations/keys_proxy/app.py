@@ -17,7 +17,6 @@ from functools import lru_cache
 from importlib import import_module
 from typing import Any, Self
 
-from headgate.combined.pool import TaskPool
 from headgate.core.checks import checked_seconds, checked_whole
 from headgate.core.clock import clock
 from headgate.core.redaction import log_exception
@@ -32,6 +31,7 @@ from headgate.resources.engine import engine_of, lock
 from headgate.resources.http_errors import is_connection_error
 from headgate.resources.pool import ResourcePool
 from headgate.tasks.admission import backpressure_queue
+from headgate.tasks.pool import TaskPool
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]

@@ -4,7 +4,7 @@ An `Allocator` reserves what a task needs (a resource); a `Launcher` starts the 
 the end to a `Completion`, which is the executor; an `Explainer` says in words what tasks wait for. A pool without
 ports needs nothing but slots and runs its tasks right here (`local_launcher`). The public `Runner` is an allocator and
 a launcher in one, for a way of running tasks that somebody writes; `runner` adapts it. The ports of resources and
-workers are in `headgate.combined`.
+workers are in `headgate.tasks.attempts`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from headgate.tasks.model import TaskRecord
+from headgate.tasks.model import Cancellable, TaskRecord
 from headgate.tasks.scheduling.budget import SlotBudget
 
 if TYPE_CHECKING:
@@ -147,14 +147,6 @@ class Allocator(Protocol):
 
     def leave(self, requirement: Hashable) -> bool:
         """Nothing of this requirement is needed any more. Returns True if nobody waits for it from now on."""
-        ...
-
-
-class Cancellable(Protocol):
-    """A started attempt, as a Task of asyncio is one."""
-
-    def cancel(self, msg: str | None = None) -> bool:
-        """Ask the attempt to stop."""
         ...
 
 

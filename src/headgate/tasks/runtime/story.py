@@ -8,14 +8,10 @@ queued behind others follows from these times, and what its pool waited for mean
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 from headgate.core.one_line import one_line
 from headgate.core.redaction import redact
-from headgate.tasks.model import Mark, Remains, TaskRecord, Told
-
-if TYPE_CHECKING:
-    from headgate.tasks.runtime.executor import Executor
+from headgate.tasks.model import Mark, Owner, Remains, TaskRecord, Told
 
 _SHORT = 0.05
 """Seconds of waiting that are not told."""
@@ -50,7 +46,7 @@ def story_of(task: TaskRecord, now: float) -> Story:
     return _written(_title(task, now), began, lines)
 
 
-def story_of_past(past: Remains, owner: Executor) -> Story:
+def story_of_past(past: Remains, owner: Owner) -> Story:
     """What is left of the history of a task that has ended and whose handle nobody holds."""
     began = past.moment.wall
     whose = f" ({_text(past.partition)})" if past.partition is not None else ""
@@ -80,7 +76,7 @@ def _queued(task: TaskRecord | Remains) -> float:
     return task.moment.wall + (0.0 if due is None else max(0.0, due - task.moment.now))
 
 
-def _with_waits(task: TaskRecord | Remains, marks: list[Mark], now: float, owner: Executor) -> list[tuple[float, str]]:
+def _with_waits(task: TaskRecord | Remains, marks: list[Mark], now: float, owner: Owner) -> list[tuple[float, str]]:
     """The lines of marks, and of the times in which the task was queued behind others."""
     lines: list[tuple[float, str]] = []
     first = next((mark.attempt for mark in marks if mark.kind != "waits"), 1)
@@ -99,7 +95,7 @@ def _with_waits(task: TaskRecord | Remains, marks: list[Mark], now: float, owner
     return [*lines, *_turn(since, now if task.ended is None else task.ended.wall, task, owner)]
 
 
-def _turn(since: float, until: float, task: TaskRecord | Remains, owner: Executor) -> list[tuple[float, str]]:
+def _turn(since: float, until: float, task: TaskRecord | Remains, owner: Owner) -> list[tuple[float, str]]:
     """The line that says how long a task waited for its turn; none if it was short."""
     if until - since < _SHORT:
         return []

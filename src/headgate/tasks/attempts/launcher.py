@@ -1,4 +1,4 @@
-"""`TaskLauncher`: calls the function of a task with its resource, here or on a worker."""
+"""`AttemptLauncher`: calls the function of a task with its resource, in this process or on a worker."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from inspect import CO_COROUTINE
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, cast
 
-from headgate.combined.permit import Permit
-from headgate.combined.remote_call import RemoteCall
-from headgate.combined.verdicts import Interrupted, Verdicts
 from headgate.context.rests import noted
 from headgate.core.cancellation import Steered, primed
 from headgate.resources.current_use import begin_use
-from headgate.tasks.model import TaskRecord
+from headgate.tasks.attempts.attempt import Attempt
+from headgate.tasks.attempts.verdicts import Interrupted, Verdicts
+from headgate.tasks.model import Cancellable, TaskRecord
 from headgate.tasks.runtime.local_launcher import LocalLauncher
 from headgate.tasks.runtime.nested_waits import CURRENT
-from headgate.tasks.runtime.ports import Cancellable, Completion
+from headgate.tasks.runtime.ports import Completion
 from headgate.tasks.streams import StreamBody
 
 if TYPE_CHECKING:
     from headgate.workers.client.any_function import Placing
 
 
-class TaskLauncher:
+class AttemptLauncher:
     """Starts tasks with their resources, on workers if there are any."""
 
     def __init__(self, verdicts: Verdicts, placing: Placing | None) -> None:
         self.here: LocalLauncher = LocalLauncher()
         """Starts the tasks that run in this process."""
-        self._verdicts = verdicts
+        self.verdicts: Verdicts = verdicts
+        """Decide what the end of an attempt means."""
         self._placing = placing
 
     @property
@@ -42,57 +42,58 @@ class TaskLauncher:
         here, placing = self.here.in_threads(tasks), self._placing
         return here if placing is None else here + sum(_holds_thread(placing, task) for task in tasks)
 
-    def start(self, task: TaskRecord, permit: Permit, completion: Completion) -> Cancellable:
+    def start(self, task: TaskRecord, permit: Attempt, completion: Completion) -> Cancellable:
         """Send the task to a worker, if that is all there is to do here; else run it in an asyncio Task."""
         placing, context = self._placing, task.context
         if placing is not None and context is not None and not permit.interrupted and task.fn.__class__ is FunctionType:
             args = task.args if permit.use is None else (permit.resource, *task.args)
-            call = RemoteCall(self._verdicts, task, permit, completion, self._start_here)
-            sent = permit.running = placing.send(task.fn, args, permit, context, call)
+            sent = placing.send(task.fn, args, permit, context, permit)
             if sent is not None:
+                permit.sent(sent, self.verdicts, self.start_here, completion)
                 if permit.use is not None and (engine := permit.use.member.rotation.owner) is not None:
                     engine.watch_lag(permit.use)
                 return sent
         return self.here.start_body(task, self._drive(task, permit, completion), completion)
 
-    def _start_here(self, task: TaskRecord, completion: Completion) -> None:
-        task.task = self.here.start_body(task, self._drive(task, task.permit, completion), completion)
+    def start_here(self, task: TaskRecord, attempt: Attempt, completion: Completion) -> None:
+        """Run a task in an asyncio Task whose call no worker has taken."""
+        task.task = self.here.start_body(task, self._drive(task, attempt, completion), completion)
 
     def announce(self, task: TaskRecord) -> None:
         """Emit the events that say with what the task runs. Listeners may do anything to the task, so not earlier."""
-        self._verdicts.started(task)
+        self.verdicts.started(task)
         if self._placing is not None:
             self._placing.announce(task.task)
 
     def forget(self, task: TaskRecord) -> None:
         """Drop what is known of a task that has ended without a result."""
-        self._verdicts.forget(task)
+        self.verdicts.forget(task)
 
     def close(self) -> None:
         """End the threads of this process in which plain functions ran."""
         self.here.close()
 
-    async def _drive(self, task: TaskRecord, permit: Permit, completion: Completion) -> None:
+    async def _drive(self, task: TaskRecord, attempt: Attempt, completion: Completion) -> None:
         """Call the function with the resource and learn from how it ends: one coroutine (benchmarks/combined.py)."""
-        use = permit.use
+        use = attempt.use
         before = None if self._placing is None else noted()
         try:
             await primed()
             CURRENT.set(task)
             if use is not None and use.reservation is not None:
                 begin_use(use)
-            if permit.interrupted:
+            if attempt.interrupted:
                 raise Interrupted
             fn = task.fn
             made: Coroutine[Any, Any, Any]
-            args = task.args if use is None else (permit.resource, *task.args)
+            args = task.args if use is None else (attempt.resource, *task.args)
             if self._placing is not None:
-                made = self._call_there(self._placing, task, args, permit, completion)
+                made = self._call_there(self._placing, task, args, attempt, completion)
             elif isinstance(fn, FunctionType) and fn.__code__.co_flags & CO_COROUTINE:
                 made = fn(*args)
             else:
                 made = self.here.call(task, args, completion)
-            if use is None or use.handle is not permit:
+            if use is None or use.handle is not attempt:
                 result = await made
             else:  # it may be interrupted, as an operation of `ResourcePool.run`: only if it suspends
                 try:
@@ -100,39 +101,39 @@ class TaskLauncher:
                 except StopIteration as done:
                     result = done.value
                 else:
-                    permit.running = Steered(made, first, patient=True)
-                    result = await permit.running
+                    attempt.running = Steered(made, first, patient=True)
+                    result = await attempt.running
         except BaseException as error:
             if self._placing is not None:
-                permit.tell(before, noted())
-            if not self._verdicts.failed(task, permit, error, completion):
+                attempt.tell(before, noted())
+            if not self.verdicts.failed(task, attempt, error, completion):
                 raise
         else:
             if self._placing is not None:
-                permit.tell(before, noted())
-            self._verdicts.succeeded(task, permit, result, completion)
+                attempt.tell(before, noted())
+            self.verdicts.succeeded(task, attempt, result, completion)
         finally:
             del task  # see `LocalLauncher._drive`
 
     def _call_there(
-        self, placing: Placing, task: TaskRecord, args: tuple[Any, ...], permit: Permit, completion: Completion
+        self, placing: Placing, task: TaskRecord, args: tuple[Any, ...], attempt: Attempt, completion: Completion
     ) -> Coroutine[Any, Any, Any]:
         """Call the function on a worker, or here if it dispatches itself. Returns what to await."""
         if isinstance(task.fn, StreamBody):
-            items = placing.stream(task.fn.fn, args, permit)
+            items = placing.stream(task.fn.fn, args, attempt)
             if items is not placing.here:
                 return task.fn.feed(cast("AsyncIterator[Any]", items))
         else:
-            called = placing.call(task.fn, args, permit)
+            called = placing.call(task.fn, args, attempt)
             if called is not placing.here:
                 return cast("Coroutine[Any, Any, Any]", called)
-        permit.here = True
+        attempt.here = True
         return self.here.call(task, args, completion)
 
 
 def _holds_thread(placing: Placing, task: TaskRecord) -> bool:
     """Does the task run on a worker, with a resource, as a plain function that nothing can interrupt?"""
-    permit: Permit | None = task.permit
-    if permit is None or permit.worker is None or not permit.holds:
+    attempt: Attempt | None = task.permit
+    if attempt is None or attempt.worker is None or not attempt.holds:
         return False
     return not placing.can_stop(task.fn)

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable
 from typing import Any
 
-from headgate.combined.allocator import TaskAllocator, as_requirement, needed_by, requirement_of
-from headgate.combined.permit import Permit
 from headgate.resources.members import Use
+from headgate.tasks.attempts.attempt import Attempt
+from headgate.tasks.attempts.supply import ResourceSupply, as_requirement, needed_by, requirement_of
 from headgate.tasks.model import RanWith, TaskRecord
 
 
 class TaskExplainer:
     """Explains why tasks wait for resources and workers."""
 
-    def __init__(self, allocator: TaskAllocator) -> None:
-        self._resources = allocator.resources
+    def __init__(self, resources: ResourceSupply | None) -> None:
+        self._resources = resources
 
     def why_waiting(self, task: TaskRecord) -> str:
         """The state of the resources that could serve the task."""
@@ -38,7 +38,7 @@ class TaskExplainer:
         seconds, cause = min(time for time in times if time is not None)
         return {"cause": cause, "seconds": seconds}
 
-    def describe(self, ran_with: Permit | RanWith) -> str:
+    def describe(self, ran_with: Attempt | RanWith) -> str:
         """With which resource and on which worker an attempt ran, for its story."""
         with_what = "" if ran_with.resource_id is None else f" with {ran_with.resource_id}"
         return with_what + ("" if ran_with.worker is None else f" on worker {ran_with.worker}")
@@ -64,7 +64,7 @@ class TaskExplainer:
 
     def held_by(self, task: TaskRecord, stuck: Collection[TaskRecord]) -> list[str]:
         """All resources that could serve the task, if each is in full use by these tasks alone; else nothing."""
-        held_uses = {one.permit.use for one in stuck if isinstance(one.permit, Permit)}
+        held_uses = {one.permit.use for one in stuck if isinstance(one.permit, Attempt)}
         full = []
         for resource_id, limit, unavailable, uses in self._usable(task):
             held = sum(use in held_uses for use in uses)
@@ -87,5 +87,5 @@ def _is_held_up(task: TaskRecord, stuck: Collection[TaskRecord]) -> bool:
 
 def _waiting_user(use: Use) -> TaskRecord | None:
     """The task that has this use, if it waits for other tasks and does nothing else."""
-    task = use.handle.task if isinstance(use.handle, Permit) else None
+    task = use.handle.task if isinstance(use.handle, Attempt) else None
     return task if task is not None and task.slot is None and task.waits is not None and task.waits.on else None

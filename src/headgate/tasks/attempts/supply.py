@@ -1,10 +1,10 @@
-"""Lets a TaskPool take resources for many queued tasks.
+"""Gives each task of a TaskPool a resource, in the moment in which it gets its slot.
 
-A call of `run` waits for a resource by itself. A TaskPool must not: which of its tasks is next is not decided before
-there is a resource for one of them. So it takes what it can get without waiting. For everything else it has **one place
-in the wait queue for each requirement**, like a single caller: a resource that comes free goes to that place in its
-turn, and for the next resource the place is at the end of the queue again. So calls of `run` and the TaskPool take
-turns, however many tasks are queued.
+A call of `ResourcePool.run` waits for a resource by itself. A TaskPool must not: which of its tasks is next is not
+decided before there is a resource for one of them. So it takes what it can get without waiting. For everything else it
+has **one place in the wait queue for each requirement**, like a single caller: a resource that comes free goes to that
+place in its turn, and for the next resource the place is at the end of the queue again. So calls of `run` and the
+TaskPool take turns, however many tasks are queued.
 
 The places wait on the event loop of the TaskPool, and what they are granted is taken there. Everything else is as for a
 call of `run`.
@@ -13,12 +13,14 @@ call of `run`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping
 from contextvars import Context
 from dataclasses import replace
-from typing import Any, Literal, TypeVarTuple
+from inspect import CO_COROUTINE
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, Literal, TypeVarTuple
 
-from headgate.core.checks import Affinity
+from headgate.core.checks import Affinity, checked_affinity, checked_attempts, checked_names
 from headgate.core.clock import clock
 from headgate.errors import PoolExhausted
 from headgate.resources import events
@@ -27,52 +29,201 @@ from headgate.resources.costs import AnyCost
 from headgate.resources.effects import Effects
 from headgate.resources.engine import Engine, end_abandoned, engine_of, lock
 from headgate.resources.holding import reprice, unspent
-from headgate.resources.members import ANY, Member, Requirement, Use, WaitTicket
+from headgate.resources.members import ANY, CANCEL_REQUESTED, Member, Requirement, Use, WaitTicket
 from headgate.resources.model import Resource
 from headgate.resources.openings import opens_at
 from headgate.resources.pool import ResourcePool
 from headgate.resources.signals import Signal
 from headgate.resources.stats import describe
+from headgate.tasks.attempts.attempt import Attempt
+from headgate.tasks.model import PLAIN, TaskRecord
+from headgate.tasks.runtime.functions import is_async
+from headgate.tasks.runtime.ports import Changes
+from headgate.tasks.streams import StreamBody
+
+if TYPE_CHECKING:
+    from headgate.workers.client.any_function import Placing
 
 Ts = TypeVarTuple("Ts")
 
 
-class Allocator:
-    """Takes resources of one ResourcePool on behalf of many tasks."""
+class OnlySlots:
+    """The allocator of a pool with workers and without resources: its tasks need nothing but a slot."""
 
-    def __init__(
-        self,
-        pool: ResourcePool[Any],
-        ready: Callable[[list[Requirement], Resource[Any] | None], None],
-        less: Callable[[], None],
-        full: Callable[[], bool],
-        asks: Callable[[], bool],
-        loop: Callable[[], asyncio.AbstractEventLoop | None],
-    ) -> None:
-        """Five callbacks connect it with the TaskPool.
+    options: tuple[str, ...] = ()
 
-        `ready` is called with requirements that have no place in the wait queue any more, and with the resource that
-        came free for them. That is None when nothing can come, or when `full` said that no slot is free to use it.
-        `less` is called when the pool has one resource less. `asks` tells whether the TaskPool asks other processes for
-        slots. `loop` gives the event loop of the TaskPool.
-        """
+    def __init__(self) -> None:
+        self._changes: Changes | None = None
+
+    def on_change(self, changes: Changes) -> None:
+        """Note the executor, whose loop is asked for."""
+        self._changes = changes
+
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """The event loop of the TaskPool; None before its first submit."""
+        return None if self._changes is None else self._changes.loop
+
+    def asks(self, options: Mapping[str, Any]) -> tuple[Hashable, Any]:
+        """Nothing: there are no keywords for it."""
+        return None, None
+
+    def impossible(self, task: TaskRecord) -> None:
+        """None: a worker may always come."""
+
+    def reserve(self, task: TaskRecord, *, wait: bool) -> Attempt:
+        """An attempt without a resource."""
+        return Attempt(task, None, None)
+
+    def is_in_order(self, permit: Attempt) -> bool:
+        """There is nothing that could have changed."""
+        return True
+
+    def release(self, permit: Attempt) -> None:
+        """Let go of the task."""
+        permit.task = None
+
+    def idle(self) -> None:
+        """Nothing is held."""
+
+    def leave(self, requirement: Hashable) -> bool:
+        """Nobody waits for anything."""
+        return True
+
+
+class ResourceSupply:
+    """The allocator of a pool with resources: takes those of one ResourcePool on behalf of many tasks."""
+
+    options: tuple[str, ...] = ("tags", "exclude", "affinity", "max_attempts")
+
+    def __init__(self, pool: ResourcePool[Any], placing: Placing | None) -> None:
+        """`placing` calls functions on workers; None if tasks run in this process."""
         self.pool: ResourcePool[Any] = pool
         self.engine: Engine[Any] = engine_of(pool)
-        self._ready = ready
-        self._less = less
-        self.full: Callable[[], bool] = full
-        self._asks = asks
-        self._loop_of_pool = loop
+        self.calls: dict[TaskRecord, Call] = {}
+        """The attempts so far of each task that has had a verdict and is to be tried again."""
+        self.ending: bool = False
+        """Does a task give back its resource now? Its slot follows, so there will be a free one."""
+        self._placing = placing
+        self._changes: Changes | None = None
+        self._others: Affinity = ("others", id(self))  # stands for the affinities that have no class of their own
         # What can be served some day: found so, and no resource has gone since.
         self._hopeful: set[tuple[Requirement, AnyCost]] = set()
-        self.engine.followers.append(self)
         self._places: dict[Requirement, _Place] = {}
         self._granted: dict[Use, None] = {}  # each for the first task that can use it
         self._plan = replace(self.engine.plan, waits="for capacity")
 
+    def on_change(self, changes: Changes) -> None:
+        """Tell this executor, from now on, when a resource comes free or is gone."""
+        self._changes = changes
+        self.engine.followers.append(self)
+
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """The event loop of the TaskPool; None before its first submit."""
+        return None if self._changes is None else self._changes.loop
+
+    def asks(self, options: Mapping[str, Any]) -> tuple[Hashable, Any]:
+        """The requirement that these keywords name, None for any resource; and the affinity and number of attempts."""
+        tags, exclude = options.get("tags") or (), options.get("exclude") or ()
+        tags, exclude = checked_names("tags", tags), checked_names("exclude", exclude)
+        attempts, affinity = options.get("max_attempts"), checked_affinity(options.get("affinity"))
+        if attempts is not None:
+            checked_attempts(attempts)
+        wish = None if attempts is None and affinity is None else (affinity, attempts)
+        return Requirement(tags, exclude) if tags or exclude else None, wish
+
     # -- taking --------------------------------------------------------------------------------------------------------
 
-    def take(
+    def impossible(self, task: TaskRecord) -> Exception | None:
+        """Why there is no resource that the task could ever have; None if there is one."""
+        requirement, cost = requirement_of(task), task.terms.cost or 0.0
+        if (requirement, cost) in self._hopeful:
+            return None
+        with lock:
+            if not self.engine.rotation.can_become_free(requirement, cost):
+                call = self.calls.get(task) if self.calls else None
+                return self._hopeless(requirement, clock.now(), call, cost)
+            if len(self._hopeful) >= _MOST_HOPEFUL:
+                self._hopeful.clear()
+            self._hopeful.add((requirement, cost))
+            return None
+
+    def reserve(self, task: TaskRecord, *, wait: bool) -> Attempt | None:
+        """An attempt with a resource that is free now, or None."""
+        terms, requirement, affinity = task.terms, ANY, None
+        cost: AnyCost = 0.0
+        if terms is not PLAIN:
+            requirement, affinity = requirement_of(task), None if terms.wish is None else terms.wish[0]
+            cost = terms.cost or 0.0
+            if affinity is not None and affinity in self.engine.rotation.cooling_for:
+                requirement = self._set_apart(task, requirement, affinity)
+        use = self._take(requirement, self.calls.get(task) if self.calls else None, affinity, cost, wait=wait)
+        if use is None:
+            return None
+        attempt = Attempt(task, use, use.member.resource)
+        if isinstance(task.fn, StreamBody):
+            task.fn.when_open = attempt.opened
+        code = getattr(task.fn, "__code__", None)
+        if (code is not None and code.co_flags & CO_COROUTINE and self._placing is None) or self.can_stop(task.fn):
+            if use.handle is CANCEL_REQUESTED:
+                attempt.interrupted = True
+            use.handle = attempt
+        else:
+            use.request_id = attempt.request_id  # a thread cannot be interrupted: it has no handle
+        return attempt
+
+    def can_stop(self, fn: Callable[..., Any] | None) -> bool:
+        """Can the function be interrupted, here or on a worker?"""
+        if self._placing is not None and fn.__class__ is FunctionType:
+            return self._placing.can_stop(fn)
+        return is_async(fn) and (self._placing is None or self._placing.can_stop(fn))
+
+    def _set_apart(self, task: TaskRecord, requirement: Requirement, affinity: Affinity) -> Requirement:
+        """Let a task need something else than the others, because a resource cools down for its affinity.
+
+        It would hold up those behind it otherwise, which can use that resource. If there are many such affinities, the
+        tasks of several wait together.
+        """
+        if requirement.affinity is not None or self._changes is None:
+            return requirement
+        apart = requirement._replace(affinity=affinity)
+        if not self._changes.keeps_apart(apart):
+            apart = requirement._replace(affinity=self._others)
+        self._changes.set_need(task, apart)
+        return apart
+
+    def is_in_order(self, permit: Attempt) -> bool:
+        """Whether its resource is still healthy, not paused, and not cooling down for its affinity."""
+        use = permit.use
+        if use is None or permit.interrupted:
+            return not permit.interrupted
+        member = use.member
+        if member.resource.status != "healthy" or member.sharing.paused:
+            return False
+        return member.plain or member.cooling_until(use.affinity) is None
+
+    def release(self, permit: Attempt) -> None:
+        """Take back a resource that was not used."""
+        use, permit.use, permit.task = permit.use, None, None
+        if use is not None:
+            self._returned(use)
+
+    def idle(self) -> None:
+        """Give back resources that wait for a task with a slot: there is none."""
+        for use in list(self._granted):
+            self._not_taken(use)
+
+    def leave(self, requirement: Hashable) -> bool:
+        """Stop waiting for resources of this requirement, so that others get them."""
+        place = self._places.pop(as_requirement(requirement), None)
+        if place is not None:
+            place.rest()
+            with lock:
+                effects = self.engine.rotation.leave(place.ticket, clock.now())
+            self.engine.carry_out(effects)
+            self.engine.watch()
+        return True
+
+    def _take(
         self,
         requirement: Requirement,
         call: Call | None,
@@ -83,8 +234,8 @@ class Allocator:
     ) -> Use | None:
         """Begin a use of a resource that fits `requirement`; None if none is free.
 
-        With `wait`, `ready` is then called on the loop of the pool when one comes free. `call` knows what was tried
-        before. `cost` is what the task takes of a quota. Raises PoolExhausted when none can ever come.
+        With `wait`, the executor is told when one comes free. `call` knows what was tried before. `cost` is what the
+        task takes of a quota. Raises PoolExhausted when none can ever come.
         """
         for granted in self._granted:
             if self._suits(granted.member, requirement, affinity) and self._reprice(granted, cost):
@@ -104,7 +255,7 @@ class Allocator:
                 lock.release()
         end_abandoned()
         effects = error = place = None
-        loop = self._loop_of_pool()
+        loop = self.loop()
         with lock:
             now = clock.now()
             if rotation.cooling and rotation.due(now):
@@ -126,16 +277,6 @@ class Allocator:
             raise error
         return use
 
-    def cools_for(self, affinity: Affinity) -> bool:
-        """Whether a resource of the pool cools down for this affinity."""
-        return affinity in self.engine.rotation.cooling_for
-
-    def can_use(self, resource: Resource[Any], requirement: Requirement) -> bool:
-        """Whether tasks of this requirement can use a resource that came free."""
-        with lock:
-            member = self.engine.rotation.members.get(resource.resource_id)
-            return member is not None and self._suits(member, requirement, requirement.affinity)
-
     def _suits(self, member: Member, requirement: Requirement, affinity: Affinity | None) -> bool:
         is_usable = not member.sharing.paused and member.cooling_until(affinity) is None
         return is_usable and requirement.fits(member.resource)
@@ -152,19 +293,9 @@ class Allocator:
 
     def _carry_out_soon(self, effects: Effects | None) -> None:
         """Do what was decided, but not now: listeners may call the TaskPool, which is deciding right now."""
-        loop = self._loop_of_pool()
+        loop = self.loop()
         if effects and loop is not None:
             loop.call_soon(self.engine.carry_out, effects, context=Context())
-
-    def leave(self, requirement: Requirement) -> None:
-        """Give up the place of this requirement in the wait queue."""
-        place = self._places.pop(requirement, None)
-        if place is not None:
-            place.rest()
-            with lock:
-                effects = self.engine.rotation.leave(place.ticket, clock.now())
-            self.engine.carry_out(effects)
-            self.engine.watch()
 
     def _woken(self, place: _Place) -> None:
         """Pass on what this place was granted, or that it left the wait queue. Runs on the loop of the TaskPool."""
@@ -188,33 +319,53 @@ class Allocator:
         if use is not None:
             self._granted[use] = None
         try:
-            self._ready([one.ticket.requirement for one in out], None if use is None else use.member.resource)
+            self._came_free([one.ticket.requirement for one in out], None if use is None else use.member.resource)
         finally:
-            loop = self._loop_of_pool()
-            if use in self._granted and loop is not None and self._asks():
+            loop = self.loop()
+            if use in self._granted and loop is not None and self._asks_for_slots():
                 # Given back at once, it would go to another process that has to ask for a slot too, and so on.
                 loop.call_later(_ASKING, self._not_taken, use, context=Context())
             elif use is not None:
                 self._not_taken(use)
 
-    def give_back(self) -> None:
-        """Give back everything that no task has taken."""
-        for use in list(self._granted):
-            self._not_taken(use)
-
     def _not_taken(self, use: Use) -> None:
         """Give back what no task has taken."""
         if use in self._granted:
             del self._granted[use]
-            self.returned(use)
+            self._returned(use)
+
+    def _came_free(self, requirements: list[Requirement], resource: Resource[Any] | None) -> None:
+        """Start tasks of requirements that have no place in the wait queue any more.
+
+        `resource` came free for them. It is None when nothing can come, or when there was no free slot to use it.
+        """
+        changes = self._changes
+        assert changes is not None, "tasks wait for it"
+        if resource is not None:
+            # For the next of all tasks that can use it, not only of those that waited first.
+            changes.offer([need for need in changes.unserved() if self._can_use(resource, as_requirement(need))])
+        changes.reopen(*[None if one == ANY else one for one in requirements])
+
+    def _can_use(self, resource: Resource[Any], requirement: Requirement) -> bool:
+        """Whether tasks of this requirement can use a resource that came free."""
+        with lock:
+            member = self.engine.rotation.members.get(resource.resource_id)
+            return member is not None and self._suits(member, requirement, requirement.affinity)
+
+    def _asks_for_slots(self) -> bool:
+        return self._changes is not None and self._changes.is_shared
+
+    def is_full(self) -> bool:
+        """Is there no free slot, so that a resource that comes free should go to somebody else?"""
+        return not self.ending and self._changes is not None and not self._changes.has_free_slot()
 
     def changed(self) -> None:
         """Note that a resource was removed or disabled. From any thread."""
         self._hopeful = set()
-        loop = self._loop_of_pool()
-        if loop is not None:
+        loop = self.loop()
+        if loop is not None and self._changes is not None:
             try:
-                loop.call_soon_threadsafe(self._less)
+                loop.call_soon_threadsafe(self._changes.fail_impossible)
             except RuntimeError:
                 pass  # its loop is closed: no task waits there
 
@@ -269,7 +420,7 @@ class Allocator:
             self.engine.let_go(use)
             self.engine.reporter.released(use, "no_verdict")
 
-    def returned(self, use: Use) -> None:
+    def _returned(self, use: Use) -> None:
         """Take back a use that was never begun."""
         if use.reservation is not None:
             with lock:
@@ -298,18 +449,6 @@ class Allocator:
                 for member in self.engine.rotation.matching_members(requirement)
                 if member.resource.status != "disabled"
             ]
-
-    def hopeless(self, requirement: Requirement, call: Call | None = None, cost: AnyCost = 0.0) -> PoolExhausted | None:
-        """The error that says why nothing can ever serve a task of this requirement and cost; None if something can."""
-        if (requirement, cost) in self._hopeful:
-            return None
-        with lock:
-            if not self.engine.rotation.can_become_free(requirement, cost):
-                return self._hopeless(requirement, clock.now(), call, cost)
-            if len(self._hopeful) >= _MOST_HOPEFUL:
-                self._hopeful.clear()
-            self._hopeful.add((requirement, cost))
-            return None
 
     def _hopeless(
         self, requirement: Requirement, now: float, call: Call | None = None, cost: AnyCost = 0.0
@@ -387,26 +526,26 @@ class _Place:
 
     def __init__(
         self,
-        allocator: Allocator,
+        supply: ResourceSupply,
         requirement: Requirement,
         affinity: Affinity | None,
         cost: AnyCost,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        self.ticket = WaitTicket(requirement, allocator.engine.rotation, self, affinity=affinity, cost=cost)
-        self._allocator = allocator
+        self.ticket = WaitTicket(requirement, supply.engine.rotation, self, affinity=affinity, cost=cost)
+        self._supply = supply
         self._loop = loop
         self._alarm: asyncio.TimerHandle | None = None
         self._resting = False
 
     def passes(self) -> bool:
-        return self._allocator.full()
+        return self._supply.is_full()
 
     def is_gone(self) -> bool:
         return self._loop.is_closed()
 
     def wake(self) -> bool:
-        return self._post(self._allocator._woken, self)
+        return self._post(self._supply._woken, self)
 
     def set_alarm(self, delay: float, ring: Callable[[], None]) -> bool:
         return self._post(self._set, delay, ring)
@@ -430,3 +569,19 @@ class _Place:
         except RuntimeError:
             return False  # the loop is closed
         return True
+
+
+def requirement_of(task: TaskRecord) -> Requirement:
+    """Which resources a task can use."""
+    return as_requirement(task.terms.need)
+
+
+def needed_by(task: TaskRecord) -> Requirement:
+    """Which resources a task can use, with its own affinity if one cools down for that."""
+    requirement, wish = requirement_of(task), task.terms.wish
+    return requirement if requirement.affinity is None else requirement._replace(affinity=wish[0])
+
+
+def as_requirement(need: Hashable) -> Requirement:
+    """Which resources are meant by the requirement of a task; None is any."""
+    return need if isinstance(need, Requirement) else ANY

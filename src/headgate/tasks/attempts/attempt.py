@@ -1,10 +1,14 @@
-"""`Permit`: what one attempt of a task runs with."""
+"""`Attempt`: one try of a task, from when it gets its resource to its verdict.
+
+It is also the handle by which an older use of its resource stops it, the request that a worker is sent for it, and,
+where it runs on a worker without an asyncio Task here, the owner of that call: the answer ends the task.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from headgate.context.rests import Note
+from headgate.context.rests import Note, noted
 from headgate.core.cancellation import Steered
 from headgate.core.current_task import CURRENT, tenant_text
 from headgate.resources.costs import Spent
@@ -17,6 +21,10 @@ from headgate.tasks.streams import has_opened
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Callable
+    from contextvars import Context
+
+    from headgate.tasks.runtime.ports import Completion
 
 _STOP = "headgate: an older use of its resource failed"
 
@@ -32,8 +40,19 @@ class Stoppable(Protocol):
         ...
 
 
-class Permit:
-    """What one attempt of a task runs with. Also the handle by which an older use of its resource stops it."""
+class Judge(Protocol):
+    """Decides what the end of an attempt means, and ends the task or queues it again: see `verdicts`."""
+
+    def succeeded(self, task: TaskRecord, attempt: Attempt, result: object, completion: Completion) -> None:
+        """End a task whose function returned this."""
+
+    def failed(self, task: TaskRecord, attempt: Attempt, error: BaseException, completion: Completion) -> bool:
+        """End a task whose function raised this. Returns as `Completion.failed` does."""
+        ...
+
+
+class Attempt:
+    """One try of a task, with a resource or without."""
 
     # No slots: one is made for each attempt, and what most never have is not set.
     worker: str | None = None
@@ -44,6 +63,8 @@ class Permit:
     """Was the attempt told to stop, because an older use of its resource failed?"""
     running: Stoppable | None = None
     """What stops the attempt; None as long as there is nothing to stop."""
+    _sent: tuple[Judge, Callable[[TaskRecord, Attempt, Completion], None], Completion] | None = None
+    # is set while the answer of a worker is to end the task
 
     def __init__(self, task: TaskRecord, use: Use | None, resource: Resource[Any] | None) -> None:
         self.task: TaskRecord | None = task
@@ -113,8 +134,56 @@ class Permit:
             self.running.spare()
 
     def remains(self) -> RanWith:
-        """What is kept of the permit when its task has ended."""
+        """What is kept of the attempt when its task has ended."""
         return remains_of(self)
+
+    # -- as the owner of a call that nobody awaits (see `headgate.workers.client.taskless.Owner`) ----------------------
+
+    def sent(
+        self,
+        call: Stoppable,
+        judge: Judge,
+        run_here: Callable[[TaskRecord, Attempt, Completion], None],
+        completion: Completion,
+    ) -> None:
+        """Note that a worker was sent this call, and that its answer is to end the task.
+
+        `run_here` runs the task in an asyncio Task, for a call that no worker takes after all.
+        """
+        self.running = call
+        self._sent = judge, run_here, completion
+
+    def returned(self, result: object) -> None:
+        """End the task: the function returned this on its worker."""
+        if self._sent is not None:
+            task, (judge, _, completion) = self._answered()
+            judge.succeeded(task, self, result, completion)
+
+    def raised(self, error: BaseException) -> bool:
+        """End the task: the function raised this on its worker, or the call failed. True: the caller must raise it."""
+        if self._sent is None:  # it was ended while everything was being cancelled, and its answer came all the same
+            return False
+        task, (judge, _, completion) = self._answered()
+        return not judge.failed(task, self, error, completion)
+
+    def changed(self, before: Context, after: Context) -> None:
+        """Tell the resource what the function told on its worker."""
+        if self._sent is not None:
+            self.tell(noted(before), noted(after))
+
+    def unplaced(self) -> None:
+        """Run the task in an asyncio Task, where it waits for a worker: no worker has run it."""
+        task, (_, run_here, completion) = self._answered()
+        self.running = None
+        run_here(task, self, completion)
+
+    def _answered(
+        self,
+    ) -> tuple[TaskRecord, tuple[Judge, Callable[[TaskRecord, Attempt, Completion], None], Completion]]:
+        task, sent = self.task, self._sent
+        assert task is not None and sent is not None, "it ends once"  # noqa: PT018
+        self._sent = None
+        return task, sent
 
     def _stop(self) -> None:
         task = self.task
@@ -130,6 +199,6 @@ class Permit:
 def use_of_task(engine: Engine[Any]) -> Use | None:
     """The use of a resource of this pool with which the task runs whose code asks; None if there is none."""
     task: TaskRecord | None = CURRENT.get()
-    permit = None if task is None else task.permit
-    use = permit.use if isinstance(permit, Permit) else None
+    attempt = None if task is None else task.permit
+    use = attempt.use if isinstance(attempt, Attempt) else None
     return use if use is not None and use.member.rotation.owner is engine and use.is_running else None

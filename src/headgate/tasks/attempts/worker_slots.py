@@ -1,4 +1,4 @@
-"""`WorkersBudget`: as many slots as the workers of a pool can take, for a TaskPool without `max_concurrent`."""
+"""`WorkerSlots`: as many slots as the workers of a pool can take, for a TaskPool without `max_concurrent`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ THREAD_PLACES: Final = 32
 """Calls that a worker without a limit of its own is given at a time: as many plain functions as it runs."""
 
 
-class WorkersBudget:
+class WorkerSlots:
     """A `SlotBudget` that follows the workers of a pool as they come and go."""
 
     by_tenant = False

@@ -6,8 +6,6 @@ import asyncio
 import sys
 from typing import TYPE_CHECKING, NamedTuple
 
-from headgate.combined.allocator import TaskAllocator, requirement_of
-from headgate.combined.permit import Permit
 from headgate.core.clock import clock
 from headgate.core.redaction import redact
 from headgate.errors import (
@@ -21,9 +19,10 @@ from headgate.errors import (
     WorkerLost,
 )
 from headgate.resources import events
-from headgate.resources.allocator import Allocator
 from headgate.resources.members import Use
 from headgate.resources.signals import Signal
+from headgate.tasks.attempts.attempt import Attempt
+from headgate.tasks.attempts.supply import ResourceSupply, requirement_of
 from headgate.tasks.model import TaskRecord
 from headgate.tasks.runtime.functions import explain
 from headgate.tasks.runtime.ports import Completion
@@ -60,17 +59,16 @@ class _Again(NamedTuple):
 class Verdicts:
     """Decides what the end of an attempt means for its resource and for its task."""
 
-    def __init__(self, allocator: TaskAllocator, placing: Placing | None) -> None:
-        self._allocator = allocator
-        self._resources = allocator.resources
+    def __init__(self, resources: ResourceSupply | None, placing: Placing | None) -> None:
+        self._resources = resources
         self._placing = placing
 
-    def succeeded(self, task: TaskRecord, permit: Permit, result: object, completion: Completion) -> None:
+    def succeeded(self, task: TaskRecord, attempt: Attempt, result: object, completion: Completion) -> None:
         """End a task whose function returned this, or queue it again if the pool's classifier finds a signal in it."""
         try:
-            again = self._learn_success(task, permit, result, completion)
+            again = self._learn_success(task, attempt, result, completion)
         except BaseException as error:
-            if not self.failed(task, permit, error, completion):
+            if not self.failed(task, attempt, error, completion):
                 raise
             return
         if again is None:
@@ -78,27 +76,29 @@ class Verdicts:
         else:
             self._end(task, again, completion)
 
-    def failed(self, task: TaskRecord, permit: Permit, error: BaseException, completion: Completion) -> bool:
+    def failed(self, task: TaskRecord, attempt: Attempt, error: BaseException, completion: Completion) -> bool:
         """End a task whose function raised this, or queue it again. Returns as `Completion.failed` does."""
-        return self._end(task, self._outcome(task, permit, error, completion), completion)
+        return self._end(task, self._outcome(task, attempt, error, completion), completion)
 
     def started(self, task: TaskRecord) -> None:
         """Tell with what a task runs."""
-        permit: Permit | None = task.permit
-        if self._resources and events.USAGE.listeners and permit is not None and permit.use is not None:
-            permit.use.request_id = permit.request_id
-            self._resources.acquired(permit.use)
+        attempt: Attempt | None = task.permit
+        if self._resources and events.USAGE.listeners and attempt is not None and attempt.use is not None:
+            attempt.use.request_id = attempt.request_id
+            self._resources.acquired(attempt.use)
 
     def forget(self, task: TaskRecord) -> None:
         """Drop what is known of a task that has ended without a result, and tell the ResourcePool."""
-        permit: Permit | None = task.permit
+        attempt: Attempt | None = task.permit
         error = task.outcome.error if task.status == "failed" else None
-        if permit is not None:
-            task.ran_with, task.permit = permit.remains(), None
-            permit.task = permit.resource = None
-        if self._allocator.calls:
-            self._allocator.calls.pop(task, None)
-        if task.started is not None and self._resources is not None:
+        if attempt is not None:
+            task.ran_with, task.permit = attempt.remains(), None
+            attempt.task = attempt.resource = None
+        if self._resources is None:
+            return
+        if self._resources.calls:
+            self._resources.calls.pop(task, None)
+        if task.started is not None:
             self._resources.finished(f"{task.owner.id}/{task.number}", error, task.attempt)
 
     def _end(self, task: TaskRecord, outcome: BaseException | _Again, completion: Completion) -> bool:
@@ -108,82 +108,83 @@ class Verdicts:
 
     def _failures(self, task: TaskRecord) -> int:
         """Attempts that were not verdicts; a task whose verdicts are spent has no other, whatever its `retries`."""
-        calls = self._allocator.calls
+        calls = None if self._resources is None else self._resources.calls
         call = calls.get(task) if calls else None
         if call is None:
             return task.attempt
         return sys.maxsize if call.is_over else task.attempt - len(call.attempts)
 
     def _learn_success(
-        self, task: TaskRecord, permit: Permit, result: object, completion: Completion
+        self, task: TaskRecord, attempt: Attempt, result: object, completion: Completion
     ) -> BaseException | _Again | None:
         """The function returned: what the task is to end with instead, if the classifier finds a signal; else None."""
-        resources, use = self._resources, permit.use
+        resources, use = self._resources, attempt.use
         if resources is not None and use is not None:
             if use.level:
                 resources.answered(use, result)
             judges = resources.classifies and not isinstance(task.fn, StreamBody)
             if judges and (signal := resources.judged(use, result)) is not None:
-                permit.use = None
+                attempt.use = None
                 return self._after(resources, task, use, signal, signal, completion)
-            permit.use = None
+            attempt.use = None
             if events.USAGE.listeners or events.RUN.listeners:
-                use.request_id = permit.request_id
-            self._allocator.ending = True
+                use.request_id = attempt.request_id
+            resources.ending = True
             try:
                 resources.succeeded(use, task.attempt)
             finally:
-                self._allocator.ending = False
-            if self._allocator.calls:
-                self._allocator.calls.pop(task, None)
-        task.ran_with, task.permit = permit.remains(), None
-        permit.task = None  # the last answer of a worker is held until its next, and with it the permit
+                resources.ending = False
+            if resources.calls:
+                resources.calls.pop(task, None)
+        task.ran_with, task.permit = attempt.remains(), None
+        attempt.task = attempt.running = None  # the last answer of a worker is held until its next, and with it this
         return None
 
     def _outcome(
-        self, task: TaskRecord, permit: Permit, error: BaseException, completion: Completion
+        self, task: TaskRecord, attempt: Attempt, error: BaseException, completion: Completion
     ) -> BaseException | _Again:
         """The function raised: what the task is to end with."""
-        if isinstance(error, WorkerLost) and self._placing is not None and error.worker == permit.worker:
+        if isinstance(error, WorkerLost) and self._placing is not None and error.worker == attempt.worker:
             left = task.terms.retries + 1 - self._failures(task)
-            self._placing.losses.note(permit.request_id, left, error.neighbours)
-        resources, use = self._resources, permit.use
+            self._placing.losses.note(attempt.request_id, left, error.neighbours)
+        resources, use = self._resources, attempt.use
         if resources is None or use is None:
+            attempt.running = None
             return error
-        self._allocator.ending = True
+        resources.ending = True
         try:
-            return self._learn(resources, task, permit, use, error, completion)
+            return self._learn(resources, task, attempt, use, error, completion)
         except Exception as broken:  # a signal with a text for a number, or the like: the task ends all the same
             return broken
         finally:
-            self._allocator.ending = False
-            permit.running = None  # it holds the Task, which may hold the exception, whose traceback holds the permit
+            resources.ending = False
+            attempt.running = None  # it holds the Task, which may hold the exception, whose traceback holds the attempt
             resources.dropped(use)  # if nothing else has ended it
 
     def _learn(
         self,
-        resources: Allocator,
+        resources: ResourceSupply,
         task: TaskRecord,
-        permit: Permit,
+        attempt: Attempt,
         use: Use,
         error: BaseException,
         completion: Completion,
     ) -> BaseException | _Again:
         """Tell the ResourcePool of an attempt that raised, and return what the task is to end with."""
-        use.request_id = permit.request_id
-        permit.use = None
+        use.request_id = attempt.request_id
+        attempt.use = None
         if isinstance(error, asyncio.CancelledError):
             # Not by what it says: whatever it passed on its way may have raised another in its place.
-            running = permit.running
+            running = attempt.running
             ours = isinstance(error, Interrupted) or (running is not None and running.is_ours(error))
             stopping = completion.asked(task) is not None
-            if not ours or not permit.interrupted or stopping or has_opened(task.fn):
+            if not ours or not attempt.interrupted or stopping or has_opened(task.fn):
                 resources.dropped(use)
                 return error
             resources.stopped(use)
-            reason = f"{permit.resource_id}: cancelled by a sibling, an older use of it failed"
-            return _Again(reason, False, permit.resource_id)
-        unplaced = self._placing is not None and permit.worker is None and not permit.here
+            reason = f"{attempt.resource_id}: cancelled by a sibling, an older use of it failed"
+            return _Again(reason, False, attempt.resource_id)
+        unplaced = self._placing is not None and attempt.worker is None and not attempt.here
         if isinstance(error, _SAYS_NOTHING) or unplaced:
             resources.dropped(use)
             return error
@@ -194,7 +195,7 @@ class Verdicts:
 
     def _after(
         self,
-        resources: Allocator,
+        resources: ResourceSupply,
         task: TaskRecord,
         use: Use,
         signal: Signal,
@@ -204,13 +205,12 @@ class Verdicts:
         """What follows a verdict: another attempt, or the end if all are spent."""
         if has_opened(task.fn):
             return error
-        calls = self._allocator.calls
-        call = calls.get(task)
+        call = resources.calls.get(task)
         if call is None:
             most = None if task.terms.wish is None else task.terms.wish[1]
             # An error that nobody asked us to judge must not cost the task the retries that it was submitted with.
             retries = task.terms.retries if signal is not error and not resources.classifies else 0
-            call = calls[task] = resources.call(requirement_of(task), most, retries)
+            call = resources.calls[task] = resources.call(requirement_of(task), most, retries)
         resource_id = use.member.resource.resource_id
         reason = f"{resource_id}: {redact(_text(signal))} ({type(signal).__name__})"
         if call.failed(use, signal, clock.now(), resources.successes):
