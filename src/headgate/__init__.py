@@ -55,6 +55,7 @@ from headgate.observe import logging as _logging
 
 TYPE_CHECKING = False  # typing's own, without importing typing
 if TYPE_CHECKING:
+    from headgate.calls.retrying import Backoff
     from headgate.context import (
         Context,
         ContextDecodeWarning,
@@ -136,6 +137,7 @@ if TYPE_CHECKING:
 # `from headgate import *` gives these. Not `map`: it would shadow the builtin. `headgate.map` is public all the same.
 __all__ = [
     "Adaptive",
+    "Backoff",
     "Backpressure",
     "BackpressureContext",
     "BackpressureLike",
@@ -245,6 +247,7 @@ __all__ = [
 ]
 
 _PACKAGES = {
+    "headgate.calls.retrying": ("Backoff",),
     "headgate.context": (
         "Context",
         "ContextDecodeWarning",

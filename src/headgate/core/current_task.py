@@ -30,6 +30,12 @@ def current_standing() -> Standing:
     return standing
 
 
+def current_retry_budget() -> Any:
+    """Return the `RetryBudget` of the pool whose task runs; None if there is none."""
+    task = CURRENT.get()
+    return None if task is None else task.owner.retry_budget
+
+
 def tenant_text(partition: object) -> str:
     """Return the fairness key of a task as text that a message can carry; "": it has none."""
     if partition is None:

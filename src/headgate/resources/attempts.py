@@ -75,6 +75,7 @@ class Call:
         "attempts",
         "deadline",
         "is_over",
+        "own_failures",
         "plan",
         "request_id",
         "started",
@@ -90,6 +91,8 @@ class Call:
         """Attempts that were given a resource."""
         self.attempts: list[Attempt] = []
         """The attempts that failed so far, oldest first."""
+        self.own_failures: int = 0
+        """Errors that were no verdicts and were tried again."""
         self.is_over: bool = False
         """Was the last attempt that failed the last that may be made?"""
         self._cooldowns = cooldowns
@@ -162,6 +165,12 @@ class Call:
             message += f" ({self.plan.max_attempts} were allowed, but no resource is used twice and {tried} match)"
             remedy = "Add resources, or pass wait_for_capacity=True: then a rested resource may come again."
         return self._exhausted(message, "attempts", retry_after, remedy)
+
+    def out_of_budget(self, why: str, retry_after: float | None) -> PoolExhausted:
+        """The error of a call that may not be tried again because too many others were."""
+        self.is_over = True
+        remedy = "Look at what the service answered. Fewer retries keep an outage from growing."
+        return self._exhausted(f"{why}: {self._said}", "attempts", retry_after, remedy)
 
     def out_of_time(self, retry_after: float | None, waited_for: str | None = None) -> PoolExhausted:
         """The error of a call whose deadline has passed."""

@@ -26,10 +26,12 @@ from functools import partial
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
+from headgate.calls.retry_budget import RetryBudget
+from headgate.calls.retrying import is_retried
 from headgate.core.cancellation import Steered
 from headgate.core.checks import is_finite
 from headgate.core.clock import clock
-from headgate.core.current_task import current_standing
+from headgate.core.current_task import current_retry_budget, current_standing
 from headgate.core.redaction import redact
 from headgate.core.weakrefs import WeakList
 from headgate.errors import PoolExhausted
@@ -54,6 +56,7 @@ from headgate.resources.effects import (
     Tell,
     Watch,
 )
+from headgate.resources.http_errors import asked_pause
 from headgate.resources.http_status import headers_of, status_of, was_heard
 from headgate.resources.members import CANCEL_REQUESTED, Member, Use, WaitTicket
 from headgate.resources.model import Resource
@@ -117,6 +120,10 @@ class Engine(Generic[T]):
         self.rotation: Rotation = rotation
         self.reporter: Reporter = reporter
         self.plan: Plan = plan
+        self.quick: Plan | None = plan
+        """The plan of calls that are not counted before one of their attempts fails; None: all are counted."""
+        self.retry_budget: RetryBudget | None = None
+        """Bounds the retries of all calls; None: nothing does."""
         self.classification: Classification = classification
         self.classify: Classifier | None = classification.of_calls
         self.followers: WeakList[Follower] = WeakList()
@@ -134,11 +141,11 @@ class Engine(Generic[T]):
         # The path of every call (benchmarks/resources.py): a Call, which counts attempts, is made only when one fails.
         rotation = self.rotation
         matching = len(rotation.members)
-        call = None if plan is self.plan else self.enter(plan)
+        call = None if plan is self.quick else self.enter(plan)
         use = None
         try:
             while True:
-                use = None
+                use = pause = None
                 if call is None:
                     try:
                         lock.acquire()  # a `with` would cost twice as much; inside, lest an interrupt falls between
@@ -176,7 +183,9 @@ class Engine(Generic[T]):
                     if signal is None:
                         if isinstance(error, TypeError):
                             require_operation(operation)
-                        raise
+                        pause = None if call is None else self.pause_after(call, error)
+                        if pause is None:
+                            raise
                 else:
                     if use.level:
                         self.answered(use, result)
@@ -193,7 +202,9 @@ class Engine(Generic[T]):
                         return result
                     self.end(use, signal)
                 call = call or Call(plan, matching, use.acquired_at, started=1)
-                if pause := self.note_failure(call, use, signal):
+                if pause is None:
+                    pause = self.note_failure(call, use, signal)
+                if pause:
                     await asyncio.sleep(pause)
         except BaseException as error:
             self.failed(call, error, use)
@@ -208,16 +219,42 @@ class Engine(Generic[T]):
 
     def enter(self, plan: Plan) -> Call:
         """Begin a call that keeps count of its attempts."""
+        now = clock.now()
+        if self.retry_budget is not None:
+            self.retry_budget.began(now)
         with lock:
-            return Call(plan, self.rotation.matching(plan.requirement), clock.now())
+            return Call(plan, self.rotation.matching(plan.requirement), now)
 
-    def note_failure(self, call: Call, use: Use, signal: Signal) -> float:
+    def note_failure(self, call: Call, use: Use, signal: Signal | None) -> float:
         """Count a failed attempt and return the seconds to pause. Raises PoolExhausted when it was the last."""
+        assert signal is not None, "an error that is no verdict has a pause, or was raised"
         call.request_id = call.request_id or use.request_id
         now = clock.now()
         if call.failed(use, signal, now):
             raise call.out_of_attempts(self.retry_after(call, now))
+        budget = current_retry_budget() or self.retry_budget
+        if budget is not None and use.status != "cancelled" and not budget.take(now):
+            raise call.out_of_budget(budget.why_spent(), self.retry_after(call, now))
         return call.pause(clock.uniform(0.5, 1.5), now) if call.plan.retry_delay else 0.0
+
+    def pause_after(self, call: Call, error: BaseException) -> float | None:
+        """The seconds until a call is tried again after an error that was no verdict; None if it is not."""
+        plan = call.plan
+        if not isinstance(error, Exception) or call.own_failures >= plan.retries or plan.retry_on is None:
+            return None
+        if not is_retried(plan.retry_on, error):
+            return None
+        pause, now = 0.0, clock.now()
+        if plan.backoff is not None:
+            pause = plan.backoff.seconds(call.own_failures + 1, clock.uniform(0.0, 1.0), asked_pause(error))
+        if call.deadline is not None and now + pause >= call.deadline:
+            return None
+        budget = current_retry_budget() or self.retry_budget
+        if budget is not None and not budget.take(now):
+            error.add_note(budget.why_spent())
+            return None
+        call.own_failures += 1
+        return pause
 
     # -- taking a resource --------------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from headgate.core.checks import is_finite
 from headgate.core.clock import clock
 from headgate.errors import HeadgateError
 from headgate.resources.http_status import headers_of, response_of, status_of
@@ -114,6 +115,12 @@ _CONNECTION_ERRORS = frozenset(
     for module in modules
     for name in names
 )
+
+
+def asked_pause(error: BaseException) -> float:
+    """The seconds for which an error asks its caller to wait: its `retry_after`, or what an upstream's answer says."""
+    own, told = getattr(error, "retry_after", None), _seconds(error)
+    return max(0.0, own if is_finite(own) else 0.0, 0.0 if told is None else told)
 
 
 def _seconds(outcome: object) -> float | None:

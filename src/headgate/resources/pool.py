@@ -26,6 +26,7 @@ from typing import (
 )
 
 from headgate import registry
+from headgate.calls.retry_budget import checked_retry_budget
 from headgate.core.cancellation import Steered
 from headgate.core.checks import (
     checked_attempts,
@@ -88,6 +89,7 @@ class PoolSettings(TypedDict, total=False):
     store: SharedState | str | bool | None
     max_in_flight: MaxInFlight | None
     quota: AnyQuota | None
+    retry_budget: float | None
 
 
 class ResourceFields(TypedDict, total=False):
@@ -161,6 +163,7 @@ class ResourcePool(Generic[T]):
         store: SharedState | str | bool | None = None,
         max_in_flight: MaxInFlight | None = None,
         quota: AnyQuota | None = None,
+        retry_budget: float | None = None,
     ) -> None:
         """`resources`: Resource objects or plain values, in a sequence or by id; order is kept.
 
@@ -172,6 +175,8 @@ class ResourcePool(Generic[T]):
         TaskPool raise are taken as `headgate.http_errors` does; with None nothing is. `name` is how events and logs
         call the pool. `max_in_flight` and `quota` are those of all resources that have none of their own; each has its
         own count. With "adaptive", or an `Adaptive`, each finds how many calls at a time its provider takes.
+        `retry_budget=0.2` allows one retry for five first attempts, over 60 s and at least 10: so calls that all fail
+        are not multiplied. Inside a task whose pool has a retry budget, that one counts.
 
         `store` shares cooldowns, disables, `max_in_flight` and probes with all pools of the same `name` on the same
         store, in any number of processes: a store, or its address such as "sqlite:///health.db", or True for the
@@ -186,6 +191,7 @@ class ResourcePool(Generic[T]):
         table, chosen = checked_table(cooldown_table), strategy_of(strategy)
         cancels = checked_flag("cancel_siblings", cancel_siblings)
         probes = checked_flag("probe_on_recovery", probe_on_recovery)
+        budget = checked_retry_budget(retry_budget)
         with lock:
             rotation = Rotation(
                 members,
@@ -196,6 +202,8 @@ class ResourcePool(Generic[T]):
                 chance=_chance,
             )
         self._engine: Engine[T] = Engine(rotation, reporter, plan, classification)
+        if budget is not None:
+            self._engine.retry_budget, self._engine.quick = budget, None
         for resource in members:
             hide_value(resource)
         if shared_name is not None:
@@ -271,7 +279,7 @@ class ResourcePool(Generic[T]):
         use = None
         try:
             while True:
-                use = await engine.take(call)
+                use, pause = await engine.take(call), None
                 opening: _Opening[R] = _Opening(use, call.plan.timeout)
                 try:
                     try:
@@ -283,11 +291,15 @@ class ResourcePool(Generic[T]):
                         await opening.close()  # the resource is in use until its clean-up is over
                 except BaseException as error:
                     signal = engine.fail(use, error, opening.steered, call.plan)
-                    if signal is None or opening.is_open:
+                    if opening.is_open:
+                        raise
+                    if signal is None and (pause := engine.pause_after(call, error)) is None:
                         raise
                 else:
                     break
-                if pause := engine.note_failure(call, use, signal):
+                if pause is None:
+                    pause = engine.note_failure(call, use, signal)
+                if pause:
                     await asyncio.sleep(pause)
         except BaseException as error:
             engine.failed(call, error, use)
@@ -304,7 +316,7 @@ class ResourcePool(Generic[T]):
         use = None
         try:
             while True:
-                use = engine.take_sync(call)
+                use, pause = engine.take_sync(call), None
                 try:
                     resource = use.member.resource
                     belonging = None if use.reservation is None else begin_use(use)
@@ -316,7 +328,7 @@ class ResourcePool(Generic[T]):
                     refuse_awaitable(result)
                 except BaseException as error:
                     signal = engine.fail(use, error, None, plan)
-                    if signal is None:
+                    if signal is None and (pause := engine.pause_after(call, error)) is None:
                         raise
                 else:
                     if use.level:
@@ -325,7 +337,9 @@ class ResourcePool(Generic[T]):
                     if signal is None:
                         break
                     engine.end(use, signal)
-                if pause := engine.note_failure(call, use, signal):
+                if pause is None:
+                    pause = engine.note_failure(call, use, signal)
+                if pause:
                     clock.sleep(pause)
         except BaseException as error:
             engine.failed(call, error, use)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
+from headgate.calls.retrying import Backoff, RetryOn, checked_backoff, checked_retry_on
 from headgate.core.checks import (
     Affinity,
     checked_affinity,
@@ -19,6 +20,7 @@ from headgate.core.checks import (
     checked_flag,
     checked_names,
     checked_seconds,
+    checked_whole,
 )
 from headgate.errors import InvalidArgument, InvalidType
 from headgate.resources.costs import AnyCost, checked_cost
@@ -61,6 +63,12 @@ class SyncOptions(LeaseOptions, total=False):
     """Mean seconds between two attempts; 0: none."""
     isolate: bool
     """Run each attempt in a copy of the context, so that variables it sets do not stay set."""
+    retries: int
+    """How many times an error that `retry_on` names is tried again. Verdicts are counted by `max_attempts` alone."""
+    retry_on: RetryOn | None
+    """Exception classes, or a function of the error, that say which errors are tried again; None: none are."""
+    backoff: Backoff | float | None
+    """The pauses before those; None: they are tried again at once."""
 
 
 class StreamOptions(LeaseOptions, total=False):
@@ -72,6 +80,12 @@ class StreamOptions(LeaseOptions, total=False):
     """Mean seconds between two attempts; 0: none."""
     timeout: float | None
     """Interrupt an attempt that has not given its first item after so many seconds, and try again."""
+    retries: int
+    """How many times an error that `retry_on` names is tried again, before the first item."""
+    retry_on: RetryOn | None
+    """Exception classes, or a function of the error, that say which errors are tried again; None: none are."""
+    backoff: Backoff | float | None
+    """The pauses before those; None: they are tried again at once."""
 
 
 class UseOptions(TypedDict, total=False):
@@ -89,6 +103,9 @@ class UseOptions(TypedDict, total=False):
     affinity: Affinity | None
     isolate: bool
     cost: AnyCost
+    retries: int
+    retry_on: RetryOn | None
+    backoff: Backoff | float | None
 
 
 class RunOptions(SyncOptions, total=False):
@@ -116,6 +133,9 @@ class Plan:
     affinity: Affinity | None = None
     isolate: bool = False
     cost: AnyCost = 0.0
+    retries: int = 0
+    retry_on: RetryOn | None = None
+    backoff: Backoff | None = None
     max_errors: int | None = None
     """Attempts that may end in RetryOperation, which says nothing against a resource; None: `max_attempts` counts."""
 
@@ -165,7 +185,24 @@ def plan_of(options: Mapping[str, Any], *, method: str, allowed: frozenset[str],
         affinity=checked_affinity(given("affinity")),
         isolate=checked_flag("isolate", given("isolate", False)),
         cost=checked_cost("cost", given("cost", 0.0)),
+        retries=_retries(options),
+        retry_on=checked_retry_on(given("retry_on")),
+        backoff=checked_backoff(given("backoff")),
     )
+
+
+def _retries(options: Mapping[str, Any]) -> int:
+    retries = checked_whole("retries", options.get("retries", 0), 0)
+    if retries and options.get("retry_on") is None:
+        raise InvalidArgument(
+            "retries needs retry_on, which says which errors are tried again",
+            remedy="Pass retry_on=(ConnectionError, TimeoutError), or whatever your operation raises.",
+        )
+    if not retries and (options.get("retry_on") is not None or options.get("backoff") is not None):
+        raise InvalidArgument(
+            "retry_on and backoff need retries, which says how often", remedy="Pass retries=3, or leave them out."
+        )
+    return retries
 
 
 def _waits(options: Mapping[str, Any]) -> Waits:

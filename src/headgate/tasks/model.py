@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from contextvars import Context
     from types import TracebackType
 
+    from headgate.calls.retry_budget import RetryBudget
+    from headgate.calls.retrying import Backoff, RetryOn
     from headgate.tasks.scheduling.slots import Slot, Waits
 
 TaskStatus = Literal["queued", "running", "completed", "failed", "cancelled", "rejected", "expired", "stale"]
@@ -47,6 +49,10 @@ class Terms:
     deadline: float | None = None
     """By when it must have ended."""
     retries: int = 0
+    backoff: Backoff | None = None
+    """The pauses before another attempt; None: it is queued again at once."""
+    retry_on: RetryOn | None = None
+    """Which errors are tried again; None: all."""
     due: float | None = None
     """When it may start at the earliest, on the monotonic clock."""
     wait_timeout: float | None = None
@@ -107,6 +113,9 @@ class Owner(Protocol):
     pauses: Any
     shortages: Any
     unseen: Any
+    timers: Any
+    retry_budget: RetryBudget | None
+    """Bounds the retries of the pool; None: nothing does."""
 
     def asked(self, task: TaskRecord) -> str | None:
         """Why the running task was told to stop, "cancel" or "timeout"; None if it was not."""
@@ -118,6 +127,9 @@ class Owner(Protocol):
 
     def change_terms(self, task: TaskRecord, terms: Terms) -> None:
         """Give an unfinished task other terms."""
+
+    def resume_at(self, task: TaskRecord, at: float) -> None:
+        """Queue a task that was set aside, at this time or at once: it is first of its partition."""
 
     def pump(self) -> None:
         """Give every free slot to whoever is next."""

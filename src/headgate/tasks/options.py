@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
+from headgate.calls.retrying import checked_backoff, checked_retry_on
 from headgate.core.checks import checked_flag, is_finite
 from headgate.core.key_windows import checked_window
 from headgate.errors import InvalidArgument, InvalidType
@@ -82,7 +83,9 @@ def _terms(checked: dict[str, Any], now: float) -> Terms:
         timeout=given.get("timeout"),
         expires_at=min(ends, default=None),
         deadline=deadline,
-        retries=given.get("retries", 0),
+        retries=_retries(given),
+        backoff=given.get("backoff"),
+        retry_on=given.get("retry_on"),
         due=now + given["delay"] if given.get("delay") else None,
         wait_timeout=given.get("wait_timeout"),
         cost=given.get("cost"),
@@ -91,6 +94,15 @@ def _terms(checked: dict[str, Any], now: float) -> Terms:
         payload_id=given.get("payload_id"),
         detached=given.get("detached", False),
     )
+
+
+def _retries(given: Mapping[str, Any]) -> int:
+    retries: int = given.get("retries", 0)
+    if not retries and ("backoff" in given or "retry_on" in given):
+        raise InvalidArgument(
+            "backoff and retry_on need retries, which says how often", remedy="Pass retries=3, or leave them out."
+        )
+    return retries
 
 
 def check_names(
@@ -110,7 +122,7 @@ def check_names(
                     remedy=f"Keyword arguments of the function go in with functools.partial: "
                     f"{what[:-2]}(functools.partial({name_of(fn)}, {name}=...), ...).",
                 )
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+            near = [_USUAL[name]] if name in _USUAL else difflib.get_close_matches(name, known, n=1, cutoff=0.6)
             hint = f"Did you mean {near[0]}?" if near else f"It takes {', '.join(known)}."
             if name in ("tags", "exclude", "affinity", "max_attempts"):
                 hint = "It is for a headgate.TaskPool with resources=."
@@ -126,7 +138,7 @@ def check_names(
 def refuse_callables(options: Mapping[str, Any]) -> None:
     """InvalidType: a function, where a plain value is expected."""
     for name, value in options.items():
-        if callable(value):
+        if callable(value) and name != "retry_on":
             raise InvalidType(
                 f"{name} must be a plain value, got {name_of(value)}, which is to be called",
                 remedy=f"Call it, and pass what it returns: {name}={name_of(value)}(...).",
@@ -229,6 +241,8 @@ def _labels(name: str, value: object) -> Mapping[str, Any] | None:
     return dict(value)
 
 
+_USUAL: Final = {"retry": "retries", "max_retries": "retries"}
+"""What others call an option, where the nearest name is another one."""
 _CHECKS: Final = {
     "priority": _whole,
     KEY: _key,
@@ -238,6 +252,8 @@ _CHECKS: Final = {
     "ttl": _some,
     "deadline": _moment,
     "retries": _count,
+    "backoff": lambda name, value: checked_backoff(value),
+    "retry_on": lambda name, value: checked_retry_on(value),
     "delay": _seconds,
     "wait_timeout": _seconds,
     "cost": _cost,

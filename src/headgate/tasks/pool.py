@@ -24,6 +24,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NoReturn, Self, TypeVar, TypeVarTuple, overload
 
 from headgate import registry
+from headgate.calls.retry_budget import checked_retry_budget
 from headgate.core.checks import (
     check_store,
     checked_flag,
@@ -140,6 +141,7 @@ class TaskPool:
         keep_failed: int = 0,
         resources: ResourcePool[Any] | None = None,
         workers: WorkerPool | None = None,
+        retry_budget: float | None = None,
     ) -> None:
         if workers is not None and fencing is True:
             raise InvalidArgument(
@@ -162,6 +164,7 @@ class TaskPool:
         fences, on_lost = checked_sharing(self.scope, fencing, on_lease_lost)
         results = ResultPolicy(self.name, self.scope, result_types, on_opaque)
         conflicts = checked_on_conflict(on_conflict)
+        budget = checked_retry_budget(retry_budget)
         ports = _ports_of(runner, resources, workers, follows_workers=max_concurrent is None)
         if ports.allocator is not None and strategy.key in ports.allocator.options:
             raise InvalidArgument(
@@ -205,7 +208,7 @@ class TaskPool:
                 opened.append(self._shared.abandon)
                 self._shared.join()
             scheduler = self._make_scheduler(strategy, policy, limit or 1, key_limits)
-            self._executor = Executor(self.name, self.id, scheduler, reporter, ports, kept, records, failures)
+            self._executor = Executor(self.name, self.id, scheduler, reporter, ports, kept, records, failures, budget)
             if self._shared is not None:
                 self._shared.attach(self._executor)
             if self._on_signal is not None:
@@ -243,9 +246,10 @@ class TaskPool:
         """Run ``fn(*args)`` when its turn comes; returns a handle as soon as the task is accepted.
 
         `fn` is an async function, or a plain one that runs in a thread of the pool. Keywords are options: priority,
-        key, idempotency_key, window, payload_id, timeout, ttl, deadline, retries, delay, wait_timeout, cost, labels,
-        detached, and the fairness key that the queue's strategy names. Keyword arguments of `fn` go in with
-        functools.partial. A task that another task submits is cancelled with it, unless detached=True.
+        key, idempotency_key, window, payload_id, timeout, ttl, deadline, retries, backoff, retry_on, delay,
+        wait_timeout, cost, slots, labels, detached, and the fairness key that the queue's strategy names. Keyword
+        arguments of `fn` go in with functools.partial. A task that another task submits is cancelled with it, unless
+        detached=True.
         """
         if self._loading is not None:
             await self._loaded()

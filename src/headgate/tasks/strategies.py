@@ -258,6 +258,8 @@ OPTIONS = (
     "ttl",
     "deadline",
     "retries",
+    "backoff",
+    "retry_on",
     "delay",
     "wait_timeout",
     "cost",

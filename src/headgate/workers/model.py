@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_ch
 from headgate.errors import InvalidArgument, InvalidType
 
 if TYPE_CHECKING:
+    from headgate.calls.retrying import Backoff, RetryOn
     from headgate.workers.options import ChannelOptions
 
 WorkerState = Literal["starting", "ready", "cooling", "blocked", "lost", "stopping"]
@@ -247,6 +248,9 @@ class RoutineOptions(NamedTuple):
     retries: int = 0
     thread: bool = False
     prefetch: int = 0
+    backoff: Backoff | None = None
+    retry_on: RetryOn | None = None
+    """Which errors are tried again; None: a lost worker alone."""
 
 
 Function = Callable[..., Any]

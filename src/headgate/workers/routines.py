@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, ParamSpec, Protocol, Self, TypeVar, overload
 from weakref import WeakSet
 
+from headgate.calls.retrying import Backoff, RetryOn, checked_backoff, checked_retry_on
 from headgate.core.checks import is_finite, nearest
 from headgate.core.fences import FENCED
 from headgate.core.threads import call_in_thread, outlast_cancellation
@@ -249,7 +250,13 @@ def routine(fn: Callable[P, Coroutine[Any, Any, R]], /) -> Callable[P, Coroutine
 def routine(fn: Callable[P, R], /) -> Callable[P, Coroutine[Any, Any, R]]: ...
 @overload
 def routine(
-    *, timeout: float | None = None, retries: int = 0, thread: bool = False, prefetch: int = 0
+    *,
+    timeout: float | None = None,
+    retries: int = 0,
+    thread: bool = False,
+    prefetch: int = 0,
+    backoff: Backoff | float | None = None,
+    retry_on: RetryOn | None = None,
 ) -> Decorator: ...
 def routine(
     fn: Callable[..., Any] | None = None,
@@ -259,19 +266,23 @@ def routine(
     retries: int = 0,
     thread: bool = False,
     prefetch: int = 0,
+    backoff: Backoff | float | None = None,
+    retry_on: RetryOn | None = None,
     **misspelt: object,
 ) -> Any:
     """Make a function run on a worker of the active WorkerPool when it is called and awaited, or iterated over.
 
     `timeout`: seconds one run, or one step of a generator, may take (RoutineTimeout). `retries`: how many times it may
-    be run again after its worker was lost; without it a call runs at most once. `thread`: run it in a thread of the
+    be run again after its worker was lost; without it a call runs at most once. `retry_on`: exception classes, or a
+    function of the error, that are tried again instead of a lost worker alone; name WorkerLost too if that is meant.
+    `backoff`: the pauses before that, a `Backoff` or the first one in seconds. `thread`: run it in a thread of the
     worker, for code that computes and would hold the worker's loop; a plain function always runs in a thread.
     `prefetch`: by how many items a generator may run ahead of its consumer.
     """
     for name in misspelt:
-        known = ("timeout", "retries", "thread", "prefetch")
+        known = RoutineOptions._fields
         raise InvalidType(f"@routine has no option {name!r}", remedy=nearest(name, known))
-    options = _checked(timeout, retries, thread, prefetch)
+    options = _checked(timeout, retries, thread, prefetch, backoff, retry_on)
     if fn is None:
         return lambda fn: _made(fn, options)
     return _made(fn, options)
@@ -346,7 +357,9 @@ def _as_function(fn: Callable[..., Any]) -> Callable[..., Any]:
     return made
 
 
-def _checked(timeout: object, retries: object, thread: object, prefetch: object) -> RoutineOptions:
+def _checked(
+    timeout: object, retries: object, thread: object, prefetch: object, backoff: object, retry_on: object
+) -> RoutineOptions:
     if timeout is not None:
         if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
             raise InvalidType(f"timeout must be a number of seconds or None, got {type(timeout).__name__}")
@@ -362,7 +375,12 @@ def _checked(timeout: object, retries: object, thread: object, prefetch: object)
         raise InvalidType(f"prefetch must be a whole number, got {type(prefetch).__name__}")
     if not 0 <= prefetch <= MOST_AHEAD:
         raise InvalidArgument(f"prefetch must be from 0 to {MOST_AHEAD:,}, got {prefetch}")
-    return RoutineOptions(None if timeout is None else float(timeout), retries, thread, prefetch)
+    pauses, errors = checked_backoff(backoff), checked_retry_on(retry_on)
+    if not retries and (pauses is not None or errors is not None):
+        raise InvalidArgument(
+            "backoff and retry_on need retries, which says how often", remedy="Pass retries=3, or leave them out."
+        )
+    return RoutineOptions(None if timeout is None else float(timeout), retries, thread, prefetch, pauses, errors)
 
 
 class _Gate:

@@ -189,6 +189,46 @@ def test_w10_an_exception_is_not_tried_again(shared: Shared, log: str) -> None:
     shared(main)
 
 
+@pytest.mark.parametrize("fails", [jobs.fails_until_named, jobs.fails_until_judged], ids=["class", "function"])
+def test_l10_a_routine_says_which_errors_are_tried_again(shared: Shared, log: str, fails: Any) -> None:
+    async def main() -> None:
+        await rested(shared)
+        assert await fails(log, 3, 40, 2) == 42, "each attempt has the arguments of the call"
+        assert len(lines(log)) == 4
+        with pytest.raises(ConnectionError, match="away"):
+            await fails(f"{log}-again", 4)
+        assert len(lines(f"{log}-again")) == 4
+
+    shared(main)
+
+
+def test_l10_a_lost_worker_is_one_of_the_errors_that_are_named_or_not(shared: Shared, log: str) -> None:
+    async def main() -> None:
+        pool = await rested(shared)
+        assert await jobs.fails_and_dies(log) == "alive"
+        assert len(lines(log)) == 4
+        await all_ready(pool, 2)
+        with pytest.raises(WorkerLost):
+            await jobs.dies_though_it_may_fail(f"{log}-once")
+        assert lines(f"{log}-once") == ["ran"], "retry_on names what may run twice, and it does not name a lost worker"
+        await all_ready(pool, 2)
+
+    shared(main)
+
+
+def test_l10_a_routine_pauses_before_it_runs_elsewhere(shared: Shared, log: str) -> None:
+    async def main() -> None:
+        pool = await rested(shared)
+        with pytest.raises(WorkerLost):
+            await jobs.dies_with_pauses(log)
+        first, second, third = map(float, lines(log))
+        assert second - first >= 0.1
+        assert third - second >= 0.2
+        await all_ready(pool, 2)
+
+    shared(main)
+
+
 def test_w10_a_cancelled_call_is_not_tried_again(shared: Shared, log: str) -> None:
     async def main() -> None:
         pool = await rested(shared)

@@ -752,6 +752,49 @@ async def dies_with_retries(path: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def _noted(path: str, text: object) -> int:
+    """Append a line. Returns how many there are then."""
+    note(path, text)
+    return len(Path(path).read_text().splitlines())
+
+
+async def _fails_until(path: str, times: int, *values: Any) -> int:
+    if _noted(path, os.getpid()) <= times:
+        raise ConnectionError("the service is away")
+    return sum(values)
+
+
+def _is_away(error: BaseException) -> bool:
+    return "away" in str(error)
+
+
+fails_until_named = routine(retries=3, retry_on=ConnectionError)(_fails_until)
+fails_until_judged = routine(retries=3, retry_on=_is_away, backoff=headgate.Backoff(0.05, jitter=False))(_fails_until)
+
+
+@routine(retries=3, retry_on=(ConnectionError, headgate.WorkerLost))
+async def fails_and_dies(path: str) -> str:
+    """Raises, is killed, raises, and returns."""
+    times = _noted(path, os.getpid())
+    if times == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if times < 4:
+        raise ConnectionError("the service is away")
+    return "alive"
+
+
+@routine(retries=3, retry_on=ConnectionError)
+async def dies_though_it_may_fail(path: str) -> None:
+    note(path, "ran")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@routine(retries=2, backoff=0.2)
+async def dies_with_pauses(path: str) -> None:
+    note(path, f"{time.time()}")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 @routine(retries=5)
 async def dies_twice(path: str) -> str:
     note(path, "ran")

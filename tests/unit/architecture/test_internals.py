@@ -30,7 +30,7 @@ PORTS = {
     *("workers.processes.keepers", "workers.processes.engine_keepers", "core.pool_executor"),
 }
 ENGINES = (
-    *("gate", "resources.rotation", "resources.effects", "tasks.scheduling", "sharing.slots"),
+    *("calls", "gate", "resources.rotation", "resources.effects", "tasks.scheduling", "sharing.slots"),
     *("resources.exchange", "resources.permits", "resources.health", "resources.replica"),
     *("resources.quota", "resources.ledger", "resources.quota_exchange", "resources.leased_budget"),
     *("core.key_windows", "sharing.claims", "sharing.memory", "sharing.protocol"),

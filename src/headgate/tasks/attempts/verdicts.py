@@ -213,9 +213,13 @@ class Verdicts:
             call = resources.calls[task] = resources.call(requirement_of(task), most, retries)
         resource_id = use.member.resource.resource_id
         reason = f"{resource_id}: {redact(_text(signal))} ({type(signal).__name__})"
-        if call.failed(use, signal, clock.now(), resources.successes):
+        now, budget = clock.now(), task.owner.retry_budget or resources.engine.retry_budget
+        if call.failed(use, signal, now, resources.successes):
             completion.attempt_ended(task, reason)
             return resources.exhausted(call)
+        if budget is not None and not budget.take(now):
+            completion.attempt_ended(task, reason)
+            return call.out_of_budget(budget.why_spent(), resources.engine.retry_after(call, now))
         return _Again(reason, True, resource_id)
 
 

@@ -96,15 +96,17 @@ def stopped_with_parent(task: TaskRecord) -> bool:
     return own is not None and own.deadline != task.terms.deadline
 
 
-def requeue_after(children: Iterable[TaskRecord], task: TaskRecord) -> None:
-    """Queue a task that was set aside for its next attempt when these children of the last one have ended."""
+def requeue_after(children: Iterable[TaskRecord], task: TaskRecord, at: float) -> None:
+    """Queue a task that was set aside for its next attempt when these children of the last one have ended.
+
+    Not before the time `at`.
+    """
     left, pool = set(children), task.owner
 
     def ended(child: TaskRecord) -> None:
         left.discard(child)
         if not left and pool.scheduler.is_aside(task):
-            pool.scheduler.requeue(task)
-            pool.pump()
+            pool.resume_at(task, at)
 
     for child in list(left):
         add_waiter(child, Callback(ended, child))

@@ -21,6 +21,8 @@ def seconds_until_start(task: TaskRecord, *, new: bool) -> float | None:
     found: list[float | None] = []
     if task.terms.due is not None:
         found.append(max(0.0, task.terms.due - now))
+    if task.started is not None and scheduler.is_aside(task):  # it pauses before its next attempt
+        found.append(max(0.0, pool.timers.due_at(task, now) - now))
     if pool.explainer is not None and not scheduler.slots.exhausted:
         found.append(pool.explainer.waiting_for([task.terms.need])["seconds"])
     place, pace = scheduler.place(task, new=new), pool.pace.seconds(now, scheduler.slots.active)

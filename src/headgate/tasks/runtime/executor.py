@@ -18,9 +18,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
+from headgate.calls.retry_budget import RetryBudget
+from headgate.calls.retrying import is_retried
 from headgate.core.clock import clock
 from headgate.errors import StoreWriteFailed
 from headgate.gate.tenants import Window
+from headgate.resources.http_errors import asked_pause
 from headgate.tasks.events import AUDIT
 from headgate.tasks.handle import TaskHandle
 from headgate.tasks.model import (
@@ -77,6 +80,7 @@ class Executor:
         keep: int = 0,
         records: Records | None = None,
         failures: Failures | None = None,
+        retry_budget: RetryBudget | None = None,
     ) -> None:
         self.name: str = name
         self.id: str = pool_id
@@ -104,6 +108,9 @@ class Executor:
         self.lending: Lending = Lending(self)
         self.on_bind: Callable[[], None] | None = None  # called when the pool has its event loop
         self.on_start: Callable[[TaskRecord], None] | None = None  # called before each attempt
+        self.retry_budget: RetryBudget | None = retry_budget
+        if retry_budget is not None:
+            self._before_each(self._count_first)
         self._listener: Listener | None = None
         self._asked: dict[TaskRecord, str] = {}  # running tasks that were told to stop, and why
         self._overdue: dict[TaskRecord, asyncio.TimerHandle] = {}
@@ -433,17 +440,30 @@ class Executor:
         terms = task.terms
         if failures > terms.retries or has_opened(task.fn):
             return False
-        if terms.deadline is not None and terms.deadline <= self.moment().now:
+        if terms.retry_on is not None and not is_retried(terms.retry_on, error):
+            return False
+        now, pause = self.moment().now, 0.0
+        if terms.backoff is not None:
+            pause = terms.backoff.seconds(failures, clock.uniform(0.0, 1.0), asked_pause(error))
+        if terms.deadline is not None and terms.deadline <= now + pause:
+            return False
+        if self.retry_budget is not None and not self.retry_budget.take(now):
+            error.add_note(self.retry_budget.why_spent())
             return False
         reason = told_of(error, None, 0).line
-        self._requeue(task, reason, spent=True, resource_id=getattr(task.permit, "resource_id", None))
+        self._requeue(task, reason, spent=True, resource_id=getattr(task.permit, "resource_id", None), pause=pause)
         return True
 
-    def _requeue(self, task: TaskRecord, reason: str, *, spent: bool, resource_id: str | None = None) -> None:
-        """An attempt is over and the task is not: it is first of its partition, and holds nothing meanwhile."""
+    def _requeue(
+        self, task: TaskRecord, reason: str, *, spent: bool, resource_id: str | None = None, pause: float = 0.0
+    ) -> None:
+        """An attempt is over and the task is not: it is first of its partition, and holds nothing meanwhile.
+
+        With a `pause` it is set aside for so many seconds first.
+        """
         moment, terms = self.moment(), task.terms
         ending = cancel_children(task, "queued") if task.dependents else []
-        mark_attempt(task, reason, moment.wall, again=True)
+        mark_attempt(task, f"{reason}; again in {pause:.3g} s" if pause else reason, moment.wall, again=True)
         task.permit, task.since = None, moment
         if (timer := self._overdue.pop(task, None)) is not None:
             timer.cancel()
@@ -456,7 +476,10 @@ class Executor:
         keyed = [child for child in ending if child.terms.idempotency_key is not None]
         if keyed:  # the next attempt may submit them again, and must not be given those that are about to end
             self.scheduler.set_aside(task)
-            requeue_after(keyed, task)
+            requeue_after(keyed, task, moment.now + pause)
+        elif pause:
+            self.scheduler.set_aside(task)
+            self.plan(moment.now + pause, "due", task)
         else:
             self.scheduler.requeue(task)
         if terms.deadline is not None:
@@ -464,6 +487,8 @@ class Executor:
         attempt = task.attempt
         if not spent:
             task.attempt -= 1
+            if self.retry_budget is not None and not task.attempt:
+                self.retry_budget.began(moment.now, -1)  # its first attempt is still to come
         if AUDIT.listeners or self.reporter.audit:
             self.reporter.requeued(task, reason, attempt, spent, resource_id)
         if task.status != "queued" or task.slot is not None:
@@ -474,6 +499,16 @@ class Executor:
             self._discard(task, "cancelled")
         else:
             self._refuse_stuck(task)
+        self.pump()
+
+    def resume_at(self, task: TaskRecord, at: float) -> None:
+        """Queue a task that was set aside, at this time or at once: it is first of its partition."""
+        now = clock.now()
+        if at > now:
+            self.plan(at, "due", task)
+            return
+        task.since = self.moment()
+        self.scheduler.requeue(task)
         self.pump()
 
     def attempt_ended(self, task: TaskRecord, reason: str) -> None:
@@ -635,7 +670,22 @@ class Executor:
     def limit_rates(self, window_of: Callable[[Hashable], Window | None]) -> None:
         """Limit how many tasks of each tenant start within some time; `window_of` makes the window of a tenant."""
         self.scheduler.limit_rates(window_of, lambda _: self._set_timer(), lambda: clock.now())
-        self.on_start = self.scheduler.began
+        self._before_each(self.scheduler.began)
+
+    def _before_each(self, hook: Callable[[TaskRecord], None]) -> None:
+        """Call this too before each attempt."""
+        first = self.on_start
+
+        def both(task: TaskRecord) -> None:
+            assert first is not None, "there are two"
+            first(task)
+            hook(task)
+
+        self.on_start = hook if first is None else both
+
+    def _count_first(self, task: TaskRecord) -> None:
+        if task.attempt == 1 and self.retry_budget is not None:
+            self.retry_budget.began(clock.now())
 
     def plan(self, at: float, errand: Errand, task: TaskRecord) -> None:
         self.timers.add(at, errand, task)
@@ -660,8 +710,13 @@ class Executor:
         for errand, task in self.timers.due(now):
             if errand == "expire":
                 self._expire(task, now)
-            elif self.scheduler.is_aside(task):
-                self.scheduler.enqueue(task)
+            elif not self.scheduler.is_aside(task):
+                continue
+            elif task.started is None:
+                self.scheduler.enqueue(task)  # its delay is over
+            else:
+                task.since = self.moment()
+                self.scheduler.requeue(task)
         self.scheduler.due(now)
         self.pump()
         self._set_timer()

@@ -31,6 +31,10 @@ class Timers:
             heapq.heapify(self._heap)
             self._bound = 2 * len(self._heap) + 64
 
+    def due_at(self, task: TaskRecord, otherwise: float) -> float:
+        """When a task that is set aside is queued. Looks at all errands."""
+        return min((at for at, _, errand, one in self._heap if errand == "due" and one() is task), default=otherwise)
+
     def clear(self) -> None:
         """Forget all errands: nothing is queued."""
         self._heap.clear()

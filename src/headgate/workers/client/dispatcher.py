@@ -16,10 +16,11 @@ from contextvars import Context
 from itertools import count
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from headgate.calls.retrying import is_retried
 from headgate.core.clock import clock
-from headgate.core.current_task import CURRENT, tenant_text
+from headgate.core.current_task import CURRENT, current_retry_budget, tenant_text
 from headgate.core.redaction import log_exception
-from headgate.errors import DispatchTimeout, HeadgateError, NoWorkersAvailable, PoolClosed, RoutineTimeout
+from headgate.errors import DispatchTimeout, HeadgateError, NoWorkersAvailable, PoolClosed, RoutineTimeout, WorkerLost
 from headgate.resources.members import Use
 from headgate.workers.client.availability import Openings
 from headgate.workers.client.balancing import Cycle, LoadBalancerLike, Roster, checked_order, strategy_of
@@ -41,12 +42,13 @@ from headgate.workers.client.failures import (
     too_late,
     unreadable,
 )
+from headgate.workers.client.isolation import after_loss
 from headgate.workers.client.peers import Introductions
 from headgate.workers.client.remote_stream import Stream
 from headgate.workers.client.routine_call import GONE, ArgumentNames, Attempts, RoutineCall
 from headgate.workers.events import TASKS
 from headgate.workers.hooks import CALLING
-from headgate.workers.model import UNLIMITED, Limits, Report, Task, WorkerMetadata
+from headgate.workers.model import UNLIMITED, Limits, Report, RoutineOptions, Task, WorkerMetadata
 from headgate.workers.protocol.bulk import BulkPayload
 from headgate.workers.protocol.messages import CONFIRMATION, UNREAD, Answer, Request, Waiter
 from headgate.workers.routines import CALLER
@@ -132,8 +134,33 @@ class Dispatcher:
         `running` is the call that makes it."""
         running = running or CALLER.get()
         call = self.prepare(routine, args, kwargs, limit, caller, running, request)
+        options = routine.options
+        if options.retry_on is not None or options.backoff is not None:
+            return await self._repeated(call, running, to)
         call, answer = await self.place(call, running, to)
         return self.finished(call, answer, running)
+
+    async def _repeated(self, call: RoutineCall, running: RunningCall | None, to: str) -> Any:
+        """Run a call again after the errors that its routine names, with a pause before each."""
+        options, arguments, attempts, failures = call.routine.options, call.arguments, Attempts(), 0
+        while True:
+            isolation = attempts.isolation
+            attempts = Attempts()
+            attempts.limit(call, to)
+            attempts.left, attempts.isolation = 0, isolation or attempts.isolation
+            try:
+                call, answer = await self.place(call, running, to, attempts)
+                return self.finished(call, answer, running)
+            except Exception as error:
+                failures += 1
+                pause = _pause_after(error, options, failures)
+                if pause is None:
+                    raise
+                if isinstance(error, WorkerLost):
+                    attempts.isolation = after_loss(attempts.isolation, options.retries - failures, error.neighbours)
+            await asyncio.sleep(pause)
+            call = call.again(arguments)
+            call.task = next(_task_numbers)
 
     def stream(
         self,
@@ -209,13 +236,15 @@ class Dispatcher:
         self._calls[call] = None
 
     async def place(
-        self, call: RoutineCall, running: RunningCall | None = None, to: str = ""
+        self, call: RoutineCall, running: RunningCall | None = None, to: str = "", attempts: Attempts | None = None
     ) -> tuple[RoutineCall, Answer]:
         """Have a worker take a call, and wait for its first answer: it returned, raised, was cancelled, or yielded.
-        Returns the attempt that was answered with its answer."""
-        attempts, arguments = Attempts(), call.arguments
-        if to or call.limit or call.request is not None or call.routine.options.retries:
-            attempts.limit(call, to)
+        Returns the attempt that was answered with its answer. `attempts`: of a call that was placed before."""
+        arguments = call.arguments
+        if attempts is None:
+            attempts = Attempts()
+            if to or call.limit or call.request is not None or call.routine.options.retries:
+                attempts.limit(call, to)
         if running is not None:
             running.begins_to_wait()
         try:
@@ -585,3 +614,18 @@ class Dispatcher:
         self._closed = self._closed or why
         await self.connections.close(list(self._calls))
         self.openings.wake()
+
+
+def _pause_after(error: Exception, options: RoutineOptions, failures: int) -> float | None:
+    """The seconds until a call is run again that has failed this many times; None if it is not."""
+    if failures > options.retries or not is_retried(options.retry_on or WorkerLost, error):
+        return None
+    budget, pause = current_retry_budget(), 0.0
+    if options.backoff is not None:
+        from headgate.resources.http_errors import asked_pause  # not above: few calls pause
+
+        pause = options.backoff.seconds(failures, clock.uniform(0.0, 1.0), asked_pause(error))
+    if budget is not None and not budget.take(clock.now()):
+        error.add_note(budget.why_spent())
+        return None
+    return pause
