@@ -92,6 +92,7 @@ TASKS = {
 STORES = {"PostgresStore", "SqliteStore"}
 RESOURCES = {
     "Adaptive",
+    "Backoff",
     "CooldownResource",
     "Cost",
     "DisableResource",

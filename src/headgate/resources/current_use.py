@@ -5,10 +5,13 @@ Only uses that take something of a quota are noted, and all others pay nothing f
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextvars import ContextVar, Token
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from headgate.core.current_task import CURRENT
+from headgate.core.lessons import Lesson
 
 if TYPE_CHECKING:
     from headgate.resources.members import Use
@@ -43,6 +46,22 @@ def use_of(resource: Resource[Any]) -> Use | None:
 def current_uses() -> tuple[Use, ...]:
     """The uses in which the code runs that asks, outermost first. Some may have ended."""
     return _USES.get()
+
+
+def learn_in_use(lessons: Iterable[Lesson]) -> None:
+    """Tell resources what a call in another process has learned, made in a use of them here, or in a task with one."""
+    for lesson in lessons:
+        for use in reversed(_USES.get()):
+            if use.member.resource.resource_id == lesson.resource_id and use.is_running:
+                engine = use.member.rotation.owner
+                if engine is not None:
+                    engine.learned(use, lesson)
+                break
+        else:
+            task = CURRENT.get()
+            learned = None if task is None else getattr(task.permit, "learned", None)
+            if learned is not None:
+                learned((lesson,))
 
 
 async def attributed(

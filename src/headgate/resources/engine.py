@@ -32,6 +32,7 @@ from headgate.core.cancellation import Steered
 from headgate.core.checks import is_finite
 from headgate.core.clock import clock
 from headgate.core.current_task import current_retry_budget, current_standing
+from headgate.core.lessons import Lesson
 from headgate.core.redaction import redact
 from headgate.core.weakrefs import WeakList
 from headgate.errors import PoolExhausted
@@ -57,7 +58,7 @@ from headgate.resources.effects import (
     Watch,
 )
 from headgate.resources.http_errors import asked_pause
-from headgate.resources.http_status import headers_of, status_of, was_heard
+from headgate.resources.http_status import Answer, headers_of, status_of, was_heard
 from headgate.resources.members import CANCEL_REQUESTED, Member, Use, WaitTicket
 from headgate.resources.model import Resource
 from headgate.resources.operations import coroutine_of, require_operation
@@ -529,6 +530,17 @@ class Engine(Generic[T]):
     def heard(self, resource: Resource[Any], answer: object) -> None:
         """Learn what an answer says about the quota of a resource, told by an operation."""
         self._hear(resource, use_of(resource), answer)
+
+    def learned(self, use: Use, lesson: Lesson) -> None:
+        """Learn what a call in another process has learned about the resource of its use here."""
+        if lesson.rest is not None:
+            self.ask_rest(use.member.resource, lesson.rest, lesson.reason)
+        if not use.level:
+            return
+        if lesson.spent is not None and use.reservation is not None:
+            use.reservation.spend(Spent(*lesson.spent))
+        if lesson.headers or lesson.status is not None:
+            self.hear(use, Answer(lesson.status, dict(lesson.headers)))
 
     def spent(self, resource: Resource[Any], spent: Spent) -> None:
         """Count tokens that an operation has used."""

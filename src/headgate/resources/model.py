@@ -27,8 +27,8 @@ from headgate.core.checks import (
     checked_seconds,
     named_options,
 )
+from headgate.core.lessons import learned_elsewhere, rest_elsewhere, spent_elsewhere
 from headgate.core.redaction import learn, meet, redact
-from headgate.core.rests import learned_elsewhere, rest_elsewhere, spent_elsewhere
 from headgate.core.weakrefs import WeakList
 from headgate.errors import InvalidArgument, InvalidType
 from headgate.gate.adaptive import Adaptive, AdaptiveLimit, MaxInFlight, checked_max_in_flight

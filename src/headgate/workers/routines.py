@@ -19,6 +19,7 @@ from weakref import WeakSet
 from headgate.calls.retrying import Backoff, RetryOn, checked_backoff, checked_retry_on
 from headgate.core.checks import is_finite, nearest
 from headgate.core.fences import FENCED
+from headgate.core.lessons import LEARNER
 from headgate.core.threads import call_in_thread, outlast_cancellation
 from headgate.errors import InvalidArgument, InvalidType, NoActivePool
 from headgate.workers.model import RoutineOptions, Task
@@ -33,7 +34,7 @@ ACTIVE: ContextVar[Any] = ContextVar("headgate.worker_pool", default=None)
 """The innermost WorkerPool of this context."""
 OPEN: WeakSet[Any] = WeakSet()
 """The pools of this process that are open."""
-CALLER: ContextVar[Any] = ContextVar("headgate.caller", default=None)
+CALLER: ContextVar[Any] = LEARNER
 """On a worker: the call for which the current code runs."""
 _DISPATCHES: ContextVar[bool] = ContextVar("headgate.do_dispatch", default=True)
 MOST_AHEAD = 1_000_000

@@ -551,6 +551,20 @@ def spends_both_in_a_thread(key: Resource[str], read: float, written: float) -> 
     return key.resource_id
 
 
+@routine
+async def spends_as_a_routine(key: Resource[str], tokens: float) -> str:
+    """The same, for somebody who has the key."""
+    key.spent(tokens)
+    return key.resource_id
+
+
+async def spends_in_parts(key: Resource[str], tokens: float, calls: bool) -> str:
+    """Use tokens in a Task of its own, in a thread and, if it `calls`, in a routine on another worker."""
+    await asyncio.create_task(spends(key, tokens))
+    await asyncio.to_thread(key.spent, tokens)
+    return await spends_as_a_routine(key, tokens) if calls else key.resource_id
+
+
 async def spends_and_fails(key: Resource[str], tokens: float) -> None:
     """Tell how many tokens it has used, and fail."""
     key.spent(tokens)

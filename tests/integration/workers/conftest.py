@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 
 import headgate
-from headgate.core.rests import send_rests
 from tests.support.workers import jobs
 from tests.support.workers.support import Shared, what_grpc_opens
 from tests.support.workers.warm_programs import programs_start_warm, template_of_programs  # noqa: F401 - fixtures
@@ -92,17 +91,6 @@ def runtime(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFa
     assert tempfile.gettempdir() == os.fspath(folder)
     yield folder
     shutil.rmtree(folder)
-
-
-@pytest.fixture
-def worker_in_this_process() -> Iterator[None]:
-    """A worker notes what is told of resources in context variables, and does so until its process ends.
-
-    Here that would be the context of all tests: a client of another test that is told of a limit would leave a value
-    in it.
-    """
-    yield
-    send_rests(*[lambda *_: None] * 3)
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ from headgate.workers.server.service import Service
 from tests.support.workers import jobs
 from tests.support.workers.support import ROOT, run, until
 
-pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("worker_in_this_process")]
+pytestmark = pytest.mark.integration
 
 
 class Server:

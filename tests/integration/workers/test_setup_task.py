@@ -18,7 +18,7 @@ from headgate.workers.server.task_loop import TaskLoop
 from headgate.workers.setup import dumped
 
 # A real loop in a real thread.
-pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("worker_in_this_process")]
+pytestmark = pytest.mark.integration
 
 
 @pytest.fixture(autouse=True)

@@ -157,7 +157,7 @@ def test_r11_r41_bad_options_of_a_call_are_named_and_shown(options: dict[str, An
     ("options", "message"),
     [
         ({"max_attempt": 3}, "run() takes no option 'max_attempt'. Did you mean max_attempts?"),
-        ({"colour": 3}, "run() takes no option 'colour'. Options are affinity, cost, deadline, exclude"),
+        ({"colour": 3}, "run() takes no option 'colour'. Options are affinity, backoff, cost, deadline, exclude"),
         ({"request_id": 7}, "request_id must be a string or None, got int"),
         ({"tags": "gpu"}, "tags must be a collection of strings, got 'gpu'. Write tags=('gpu',)"),
         ({"exclude": 3}, "exclude must be a collection of strings, got int"),

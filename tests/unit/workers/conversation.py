@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from headgate.core.lessons import Lesson
 from headgate.workers.model import FunctionForm
 from headgate.workers.protocol import bulk, client_session, worker_session
 from headgate.workers.protocol.bulk import Borrowed, BulkPayload, Lending
@@ -193,6 +194,12 @@ class Frame:
     swallowed: bool
     steps: int
     context: bytes
+    lessons: Sequence[Lesson] = ()
+
+
+def lessons_of(number: int) -> Sequence[Lesson]:
+    """What a frame says about resources: mostly nothing."""
+    return [Lesson("k", spent=(number, None, 1.0)), Lesson("other", status=number)] if number % 5 == 0 else ()
 
 
 class Long:
@@ -739,6 +746,7 @@ class World:
             answer = left.popleft()
             assert answer.call is work.call
             assert (answer.kind, answer.swallowed, answer.steps) == (said.kind, said.swallowed, said.steps)
+            assert list(answer.lessons) == list(said.lessons)
             end.arrived(frame, said, answer.payload, answer.context, pair.back)
             pair.got.setdefault(frame.number, []).append(said)
             got, made = pair.got[frame.number], pair.made[frame.number]
@@ -749,7 +757,9 @@ class World:
         for work, number in refused:
             if work is not None:
                 answer = left.popleft()
-                assert answer[1:] == (*pair.refused[number], False, 0, b""), "it never began: nothing is to come back"
+                assert answer[1:] == (*pair.refused[number], False, 0, b"", ()), (
+                    "it never began: nothing is to come back"
+                )
                 self._settle(work, answer)
         assert not left
 
@@ -852,8 +862,10 @@ class World:
         """A generator has an item, or one that has ended is said to have one more."""
         nth = len(pair.made.get(number, ()))
         payload, steps = packed((number, nth), shape), pair.taken.get(number, 0)
-        frame = Frame(number, "yielded", payload, swallowed, steps, self._context(context))
-        said = pair.worker.yielded(number, payload, swallowed=swallowed, steps=steps, context=frame.context)
+        frame = Frame(number, "yielded", payload, swallowed, steps, self._context(context), lessons_of(number + nth))
+        said = pair.worker.yielded(
+            number, payload, swallowed=swallowed, steps=steps, context=frame.context, lessons=frame.lessons
+        )
         assert said is (number in pair.open)
         if said:
             pair.made[number].append(frame)
@@ -867,7 +879,9 @@ class World:
             kind = "raised"  # it has begun
         steps = pair.taken.get(number, 0) if kind in ENDS else 0
         payload: Packed = packed((number, kind), shape)
-        frame = Frame(number, kind, payload, swallowed and kind in ENDS, steps, self._context(context))
+        frame = Frame(
+            number, kind, payload, swallowed and kind in ENDS, steps, self._context(context), lessons_of(number)
+        )
         if kind in REFUSALS:
             reason = noise((number, kind), shape if isinstance(shape, int) else shape[0]).hex().encode()
             frame.payload = payload = (
@@ -881,6 +895,7 @@ class World:
             swallowed=frame.swallowed,
             steps=steps,
             context=frame.context,
+            lessons=frame.lessons,
         )
         assert said is (work is not None)
         if work is None:

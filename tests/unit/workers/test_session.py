@@ -24,6 +24,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from headgate.core.lessons import Lesson
 from headgate.errors import RpcError
 from headgate.workers.model import FunctionForm
 from headgate.workers.protocol import bulk, client_session, worker_session
@@ -706,9 +707,9 @@ def test_w05_items_and_the_end_arrive_in_the_order_they_were_made(sizes: tuple[i
     for nth, item in enumerate(items):
         assert worker.yielded(one.number, item, swallowed=nth == 1, steps=nth)
     assert worker.answer(one.number, "raised", last, steps=7)
-    expected = [(one, "yielded", plain(item), nth == 1, nth, b"") for nth, item in enumerate(items)]
+    expected = [(one, "yielded", plain(item), nth == 1, nth, b"", ()) for nth, item in enumerate(items)]
     shells.settle()
-    assert shells.answers == [*expected, (one, "raised", plain(last), False, 7, b"")]
+    assert shells.answers == [*expected, (one, "raised", plain(last), False, 7, b"", ())]
     assert not worker.has_more
 
 
@@ -1003,7 +1004,7 @@ def test_w52_a_long_answer_waits_for_room_and_small_ones_do_not() -> None:
     assert kinds(client.receive(carried(message, ToClient))) == [(two, "returned")]
     told(client, worker)
     assert worker.bulk.has_work
-    assert same(heard(client, worker)) == [(one, "returned", plain(packed(0, 3 * WINDOW)), False, 0, b"")]
+    assert same(heard(client, worker)) == [(one, "returned", plain(packed(0, 3 * WINDOW)), False, 0, b"", ())]
 
 
 @pytest.mark.usefixtures("small")
@@ -1296,7 +1297,7 @@ def in_order(shells: Shells, one: Outgoing) -> list[tuple[str, Any, bytes]]:
     "context", [b"", b"\0", noise("one", 40), noise("longer than a message", 3 * MESSAGE)], ids=len
 )
 @pytest.mark.usefixtures("small")
-def test_w81_a_context_arrives_with_its_frame(context: bytes, size: int, shares: bool) -> None:
+def test_w81_a_context_and_lessons_arrive_with_their_frame(context: bytes, size: int, shares: bool) -> None:
     client, worker = opened(shares=shares)
     shells = Shells(client, worker)
     one = call(size, COUNTS, context=context)
@@ -1308,12 +1309,15 @@ def test_w81_a_context_arrives_with_its_frame(context: bytes, size: int, shares:
         client.step(one, advance, payload, nth, context=context[nth:])  # type: ignore[arg-type]
         shells.settle()
         assert shells.heard.steps.pop() == (one.number, advance, nth, plain(payload), context[nth:])
-        assert worker.yielded(one.number, packed(nth, size), context=context[: nth + 1])
+        lessons = [Lesson("k", rest=nth)] * nth
+        assert worker.yielded(one.number, packed(nth, size), context=context[: nth + 1], lessons=lessons)
         shells.settle()
-        assert shells.answers.pop() == (one, "yielded", plain(packed(nth, size)), False, 0, context[: nth + 1])
-    assert worker.answer(one.number, "raised", packed("end", size), context=context)
+        answer = (one, "yielded", plain(packed(nth, size)), False, 0, context[: nth + 1], lessons or ())
+        assert shells.answers.pop() == answer
+    lessons = [Lesson("k", 1.5, "why", (3, 1, None), 429, (("retry-after", "1"), ("x", ""))), Lesson("other")]
+    assert worker.answer(one.number, "raised", packed("end", size), context=context, lessons=lessons)
     shells.settle()
-    assert shells.answers == [(one, "raised", plain(packed("end", size)), False, 0, context)]
+    assert shells.answers == [(one, "raised", plain(packed("end", size)), False, 0, context, lessons)]
     assert shells.heard.steps == [], "each of them once"
 
 
@@ -1540,7 +1544,7 @@ def test_w81_a_context_for_nobody_is_given_to_nobody(shares: bool) -> None:
     client.step(two, "next", context=b"on its way")
     worker.yielded(two.number, b"", context=b"on its way")
     forth, back = client.take(), worker.take()
-    assert [answer[1:] for answer in client.broken()] == [("lost", b"", False, 0, b"")]
+    assert [answer[1:] for answer in client.broken()] == [("lost", b"", False, 0, b"", ())]
     assert worker.broken() == [two.number]
     assert client.receive(carried(back, ToClient)) == []
     assert worker.receive(carried(forth, ToWorker)) == SILENCE

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from headgate.context.rests import Note, noted
 from headgate.core.cancellation import Steered
 from headgate.core.current_task import CURRENT, tenant_text
-from headgate.resources.costs import Spent
 from headgate.resources.engine import Engine
-from headgate.resources.http_status import Answer
 from headgate.resources.members import Use
 from headgate.resources.model import Resource
 from headgate.tasks.model import RanWith, TaskRecord, remains_of
@@ -21,9 +18,9 @@ from headgate.tasks.streams import has_opened
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable
-    from contextvars import Context
+    from collections.abc import Callable, Sequence
 
+    from headgate.core.lessons import Lesson
     from headgate.tasks.runtime.ports import Completion
 
 _STOP = "headgate: an older use of its resource failed"
@@ -93,23 +90,13 @@ class Attempt:
         """Is a resource in use until the call has ended? Then a cancelled caller waits for that end."""
         return self.use is not None
 
-    def tell(self, before: Note | None, after: Note | None) -> None:
-        """Tell the resource what its function told on a worker: a rest, tokens, and what an answer said of limits."""
-        if after is None or after == before or self.resource is None or after.resource_id != self.resource_id:
-            return
-        known = before if before is not None and before.resource_id == after.resource_id else Note(after.resource_id)
-        if after.at != known.at:
-            self.resource.rest(after.seconds, after.reason)
+    def learned(self, lessons: Sequence[Lesson]) -> None:
+        """Tell the resource what the function has learned about it on a worker."""
         use = self.use
-        if use is None or not use.level:
-            return
-        if after.spent is not None and after.spent != known.spent and use.reservation is not None:
-            spent = Spent(*after.spent)
-            use.reservation.spend(spent if known.spent is None else spent.since(Spent(*known.spent)))
-        engine = use.member.rotation.owner
-        if after.told is not None and after.told != known.told and engine is not None:
-            status, headers = after.told
-            engine.hear(use, Answer(status, dict(headers)))
+        engine = None if use is None else use.member.rotation.owner
+        for lesson in lessons:
+            if use is not None and engine is not None and lesson.resource_id == self.resource_id:
+                engine.learned(use, lesson)
 
     def placed(self, uid: str) -> None:
         """Note which worker was given the call."""
@@ -165,11 +152,6 @@ class Attempt:
             return False
         task, (judge, _, completion) = self._answered()
         return not judge.failed(task, self, error, completion)
-
-    def changed(self, before: Context, after: Context) -> None:
-        """Tell the resource what the function told on its worker."""
-        if self._sent is not None:
-            self.tell(noted(before), noted(after))
 
     def unplaced(self) -> None:
         """Run the task in an asyncio Task, where it waits for a worker: no worker has run it."""

@@ -7,7 +7,6 @@ from inspect import CO_COROUTINE
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, cast
 
-from headgate.context.rests import noted
 from headgate.core.cancellation import Steered, primed
 from headgate.resources.current_use import begin_use
 from headgate.tasks.attempts.attempt import Attempt
@@ -76,7 +75,6 @@ class AttemptLauncher:
     async def _drive(self, task: TaskRecord, attempt: Attempt, completion: Completion) -> None:
         """Call the function with the resource and learn from how it ends: one coroutine (benchmarks/combined.py)."""
         use = attempt.use
-        before = None if self._placing is None else noted()
         try:
             await primed()
             CURRENT.set(task)
@@ -104,13 +102,9 @@ class AttemptLauncher:
                     attempt.running = Steered(made, first, patient=True)
                     result = await attempt.running
         except BaseException as error:
-            if self._placing is not None:
-                attempt.tell(before, noted())
             if not self.verdicts.failed(task, attempt, error, completion):
                 raise
         else:
-            if self._placing is not None:
-                attempt.tell(before, noted())
             self.verdicts.succeeded(task, attempt, result, completion)
         finally:
             del task  # see `LocalLauncher._drive`

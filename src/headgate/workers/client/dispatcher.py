@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextvars import Context
 from itertools import count
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from headgate.calls.retrying import is_retried
 from headgate.core.clock import clock
 from headgate.core.current_task import CURRENT, current_retry_budget, tenant_text
+from headgate.core.lessons import Lesson
 from headgate.core.redaction import log_exception
 from headgate.errors import DispatchTimeout, HeadgateError, NoWorkersAvailable, PoolClosed, RoutineTimeout, WorkerLost
 from headgate.resources.members import Use
@@ -292,6 +293,8 @@ class Dispatcher:
         scope = None if running is None else running.scope
         self.roster.served(call.use)
         failures = context_frames.came_back(call, answer, running) if answer.context else ()
+        if answer.lessons:
+            self.learned(call, answer.lessons, running)
         if self.custom is not None:
             self._report(call.connection, "accepted")
         if answer.kind != "returned":
@@ -305,6 +308,20 @@ class Dispatcher:
         if failures:
             context_frames.tell(call.routine.tag, failures)
         return result
+
+    def learned(self, call: RoutineCall, lessons: Sequence[Lesson], running: RunningCall | None) -> None:
+        """Pass on what a call has learned about resources: to its task, to the call that made it, or to the use of the
+        resource in which it was made."""
+        if not lessons:
+            return
+        if call.request is not None:
+            call.request.learned(lessons)
+        elif running is not None:
+            running.learned(lessons)
+        else:
+            from headgate.resources.current_use import learn_in_use  # not above: few calls learn something
+
+            learn_in_use(lessons)
 
     def unanswered(self, call: RoutineCall, answer: Answer, attempts: Attempts) -> None:
         """Note that a call did not run, or that nobody knows whether it did. Raises if it cannot be placed again."""
@@ -525,6 +542,8 @@ class Dispatcher:
                         return first
                     if answer.kind != "yielded":
                         context_frames.came_back_late(call, [*before, answer], CALLER.get())
+                        for one in (*before, answer):
+                            self.learned(call, one.lessons, CALLER.get())
                         answer = None  # it may be long, and an exception keeps its frames for a while
                         before.clear()
                         raise error

@@ -121,10 +121,12 @@ class Stream:
         answer = await self._answer(call)
         while answer.kind == "yielded" and answer.steps < self._sent:
             context_frames.came_back(call, answer, self._running, skipped=True)
+            self._dispatcher.learned(call, answer.lessons, self._running)
             answer = await self._answer(call)  # fetched in advance, before the step that was taken where the worker is
         ahead = answer.kind in ("returned", "raised", "cancelled") and answer.steps < self._sent
         if (what == "throw" and ahead) or (what == "close" and (ahead or answer.kind in ("returned", "cancelled"))):
             context_frames.came_back(call, answer, self._running)
+            self._dispatcher.learned(call, answer.lessons, self._running)
             self._read_end(call, answer)  # it had ended before, ahead of its consumer: nobody is there to catch it
             raise value
         return answer
@@ -181,6 +183,7 @@ class Stream:
         dispatcher, routine = self._dispatcher, self._routine
         scope = None if self._running is None else self._running.scope
         failures = context_frames.came_back(call, answer, self._running)
+        dispatcher.learned(call, answer.lessons, self._running)
         if answer.kind == "yielded":
             try:
                 item = loads(answer.payload, scope)

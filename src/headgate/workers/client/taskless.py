@@ -33,9 +33,6 @@ class Owner(Protocol):
         """Hear what the routine raised, or that it was cancelled. Returns whether whoever ran it must raise it too."""
         ...
 
-    def changed(self, before: Context, after: Context) -> None:
-        """Hear, before the end, that the routine changed context variables."""
-
     def unplaced(self) -> None:
         """Hear that no worker has run the call: it is to be placed in the ordinary way."""
 
@@ -99,11 +96,7 @@ class Direct:
         if answer.kind in ("returned", "raised", "cancelled"):
             context = self._context.copy() if answer.context else self._context
             try:
-                try:
-                    result = context.run(dispatcher.finished, call, answer, None)
-                finally:
-                    if answer.context:
-                        self._owner.changed(self._context, context)
+                result = context.run(dispatcher.finished, call, answer, None)
             except BaseException as error:
                 if self._owner.raised(error) and isinstance(error, (KeyboardInterrupt, SystemExit)):
                     # Ctrl-C in this very moment, for what a routine raises there is none of these. As its Task would:

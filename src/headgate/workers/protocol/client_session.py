@@ -25,6 +25,7 @@ from headgate.workers.model import UNREPORTED, ReportedProcess
 from headgate.workers.protocol.bulk import INLINE, BulkPayload, Lending
 from headgate.workers.protocol.bulk_channel import BulkChannel, name_loan
 from headgate.workers.protocol.call_ends import KIND_OF_REFUSAL, KIND_OF_RESULT
+from headgate.workers.protocol.lessons import lessons_of
 from headgate.workers.protocol.message_lengths import Lengths, lengths_of
 from headgate.workers.protocol.messages import (
     ADVANCE_TO_STEP,
@@ -381,14 +382,16 @@ class ClientSession:
         for item, payload in zip(message.yields, items, strict=True):
             call = sent.get(item.number)
             if call is not None and call.form.generator:
-                answers.append(Answer(call, "yielded", payload, item.swallowed, item.steps, item.context))
+                lessons = lessons_of(item.lessons) if item.lessons else ()
+                answers.append(Answer(call, "yielded", payload, item.swallowed, item.steps, item.context, lessons))
             else:
                 bulk.drop(payload)
         for result, payload in zip(message.results, payloads, strict=True):
             call = sent.pop(result.number, None)
             if call is not None:
                 kind = KIND_OF_RESULT.get(result.kind, "lost")
-                answers.append(Answer(call, kind, payload, result.swallowed, result.steps, result.context))
+                lessons = lessons_of(result.lessons) if result.lessons else ()
+                answers.append(Answer(call, kind, payload, result.swallowed, result.steps, result.context, lessons))
             else:
                 bulk.drop(payload)
                 self._ends(result.number)

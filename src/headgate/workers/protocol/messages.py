@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
+from headgate.core.lessons import Lesson
 from headgate.workers.model import FunctionForm
 from headgate.workers.protocol.bulk import BulkPayload, Lending, Payload
 from headgate.workers.protocol.wire.wire_pb2 import Step
@@ -109,6 +110,9 @@ class Request(Protocol):
 
     def placed(self, uid: str) -> None:
         """Note which worker has the call."""
+
+    def learned(self, lessons: Sequence[Lesson]) -> None:
+        """Tell the resource of the task what the call has learned about it."""
 
 
 class Waiter(Protocol):
@@ -228,6 +232,8 @@ class Answer(NamedTuple):
     steps: int = 0
     """Of a generator: how many steps other than "next" it had taken."""
     context: bytes = b""
+    lessons: Sequence[Lesson] = ()
+    """What the call has learned about resources."""
 
 
 class Begun(NamedTuple):

@@ -10,10 +10,12 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Literal
 
+from headgate.core.lessons import Lesson
 from headgate.workers.model import UNREPORTED, ReportedProcess
 from headgate.workers.protocol.bulk import BulkPayload, ProtocolViolation
 from headgate.workers.protocol.bulk_channel import BulkChannel, name_loan
 from headgate.workers.protocol.call_ends import REFUSAL_OF_KIND, RESULT_OF_KIND
+from headgate.workers.protocol.lessons import write_lessons
 from headgate.workers.protocol.message_lengths import Lengths, lengths_of
 from headgate.workers.protocol.messages import (
     FRAME,
@@ -196,6 +198,7 @@ class WorkerSession:
         swallowed: bool = False,
         steps: int = 0,
         context: bytes = b"",
+        lessons: Iterable[Lesson] = (),
     ) -> bool:
         """Send an item of a generator. False: nobody waits for it."""
         if self.state != "open" or number not in self.open:
@@ -212,6 +215,8 @@ class WorkerSession:
             item.steps = steps
         if context:
             item.context = context
+        if lessons:
+            write_lessons(item, lessons)
         return True
 
     def answer(
@@ -223,6 +228,7 @@ class WorkerSession:
         swallowed: bool = False,
         steps: int = 0,
         context: bytes = b"",
+        lessons: Iterable[Lesson] = (),
     ) -> bool:
         """Send the end of a call. False: it was answered already, or nobody waits for it."""
         if self.state != "open" or self.open.pop(number, None) is None:
@@ -247,6 +253,8 @@ class WorkerSession:
                 result.steps = steps
             if context:
                 result.context = context
+            if lessons:
+                write_lessons(result, lessons)
         return True
 
     def _goes_at_once(self, payload: bytes | BulkPayload, context: bytes) -> bool:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from headgate.core.clock import clock
+from headgate.core.lessons import Lesson
 from headgate.errors import RemoteError
 from headgate.workers.protocol.bulk import BulkPayload
 from headgate.workers.protocol.messages import Kind
@@ -22,10 +23,10 @@ if TYPE_CHECKING:
 TURN = 0.005
 """Seconds that a turn of the task loop should take, and that an outcome may wait for others to share a message with."""
 
-Outcome = tuple["ClientStream", int, Kind | None, bytes | BulkPayload, bool, int, bytes]
+Outcome = tuple["ClientStream", int, Kind | None, bytes | BulkPayload, bool, int, bytes, Iterable[Lesson]]
 """What the task loop reports about a call: the stream of its client; its number; how it ended (None: it has begun, and
 its caller wants to know); the payload; whether it was cancelled and ended in another way; of a generator, how many
-steps other than "next" it had taken; and the changes of its Context."""
+steps other than "next" it had taken; the changes of its Context; and what it learned about resources."""
 
 
 class Outcomes:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from headgate.context.travel import Exchange
 from headgate.core.imports import ImportNeeded, is_imported
+from headgate.core.lessons import Lesson, joined
 from headgate.workers.model import Task
 from headgate.workers.protocol.messages import Begun
 from headgate.workers.serialization.dynamic_classes import Scope
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     from headgate.workers.server.client_stream import ClientStream
     from headgate.workers.server.nested_pool import NestedPool
     from headgate.workers.server.task_loop import TaskLoop
+
+
+MOST_LESSONS = 64
+"""Resources of which one answer tells: a call uses one, and those of the calls that it makes."""
 
 
 class RunningCall:
@@ -59,6 +64,8 @@ class RunningCall:
     exchange: Exchange | None = None
     """Which values of its Context its caller knows; None: none were exchanged."""
 
+    lessons: dict[str, Lesson] | None = None
+    """What it has learned about resources that its client may hold, by id, since its last answer."""
     watchers: Sequence[Callable[[str, BaseException | None], object]] = ()
     """Who is told how it ended; see `headgate.workers.hooks`."""
 
@@ -122,6 +129,21 @@ class RunningCall:
         """Note that a routine it called has ended."""
         self.waits -= 1
         self.tasks.count(self)
+
+    def learned(self, lessons: Sequence[Lesson]) -> None:
+        """Note what it has learned about resources, for its answer. From any thread."""
+        known = {} if self.lessons is None else dict(self.lessons)
+        for lesson in lessons:
+            before = known.get(lesson.resource_id)
+            if before is None and len(known) >= MOST_LESSONS:
+                continue
+            known[lesson.resource_id] = lesson if before is None else joined(before, lesson)
+        self.lessons = known
+
+    def take_lessons(self) -> Collection[Lesson]:
+        """Return what it has learned since its last answer."""
+        lessons, self.lessons = self.lessons, None
+        return () if lessons is None else lessons.values()
 
     def tell_end(self, kind: str, error: BaseException | None = None) -> None:
         """Tell the watchers once how it ended."""

@@ -262,14 +262,18 @@ class Service(grpc.GenericRpcHandler):  # type: ignore[misc] # it has no types
     def _deliver(self, outcomes: list[Outcome]) -> None:
         """Send outcomes that came from the task loop to the clients."""
         touched = None
-        for stream, number, kind, payload, swallowed, steps, context in outcomes:
+        for stream, number, kind, payload, swallowed, steps, context, lessons in outcomes:
             if kind is None:
                 stream.session.started(number)
             elif kind == "yielded":
-                stream.session.yielded(number, payload, swallowed=swallowed, steps=steps, context=context)
+                stream.session.yielded(
+                    number, payload, swallowed=swallowed, steps=steps, context=context, lessons=lessons
+                )
             else:
                 self.finished += kind in RESULT_OF_KIND
-                stream.session.answer(number, kind, payload, swallowed=swallowed, steps=steps, context=context)
+                stream.session.answer(
+                    number, kind, payload, swallowed=swallowed, steps=steps, context=context, lessons=lessons
+                )
             if stream is not touched:
                 touched = stream
                 stream.flush()

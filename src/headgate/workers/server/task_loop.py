@@ -22,7 +22,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from headgate.context import rests
 from headgate.context.chains import VALUES
 from headgate.context.travel import Elsewhere
 from headgate.core.cancellation import primed
@@ -91,7 +90,6 @@ class TaskLoop:
         total: int | None = None,
         behind: Callable[[], float] | None = None,
     ) -> None:
-        rests.listen()
         self.loop: asyncio.AbstractEventLoop = loop or asyncio.new_event_loop()
         self.asked: float | None = None
         """When the loop was asked for a turn that it has not had yet; None: it has had it."""
@@ -348,7 +346,7 @@ class TaskLoop:
             self._turns.count(running)
             if not self._unbegun.pop(running, False):
                 return  # the server's thread has just taken it back
-        self._outcomes.send((running.stream, running.begun.number, "reserved", REFUSED, False, 0, b""))
+        self._outcomes.send((running.stream, running.begun.number, "reserved", REFUSED, False, 0, b"", ()))
 
     def _cancel_asked(self) -> None:
         while self._cancels:
@@ -356,7 +354,7 @@ class TaskLoop:
             if (stream, number) in self.running:
                 self._cancel(stream, number)
             elif self._withdraw(stream, number):
-                self._outcomes.send((stream, number, "cancelled", b"", False, 0, b""))
+                self._outcomes.send((stream, number, "cancelled", b"", False, 0, b"", ()))
         while self._abandoned:
             stream, number = self._abandoned.popleft()
             running = self.running.get((stream, number))
@@ -381,7 +379,7 @@ class TaskLoop:
 
     def _stop_all(self) -> None:
         for waiting in [] if self._turns is None else self._turns.withdraw_all():
-            self._outcomes.send((waiting.stream, waiting.begun.number, "unavailable", STOPS, False, 0, b""))
+            self._outcomes.send((waiting.stream, waiting.begun.number, "unavailable", STOPS, False, 0, b"", ()))
         for running in list(self.running.values()):
             if running.task is not None:
                 running.stopped = True
@@ -433,7 +431,7 @@ class TaskLoop:
                     running.due = clock.now() + begun.timeout
                 if tell_start:  # not with others: it may hold the loop from its first line on
                     tell_start = False
-                    self._outcomes.give_back([(running.stream, begun.number, None, b"", False, 0, b"")])
+                    self._outcomes.give_back([(running.stream, begun.number, None, b"", False, 0, b"", ())])
                 try:
                     call = running.load(), *_arguments(running)
                 except ImportNeeded as needed:
@@ -514,7 +512,8 @@ class TaskLoop:
             running.task.uncancel()
         steps = running.orders.steps if running.orders is not None else 0
         context = context_frames.changed(running)
-        self._outcomes.send((running.stream, running.begun.number, "yielded", payload, swallowed, steps, context))
+        number, lessons = running.begun.number, running.take_lessons()
+        self._outcomes.send((running.stream, number, "yielded", payload, swallowed, steps, context, lessons))
 
     async def _rest(self, running: RunningCall, orders: Orders, order: Order | None) -> Order:
         """Between two steps: until there is an order. A cancellation that comes now is raised in the generator, as it
@@ -667,7 +666,8 @@ class TaskLoop:
             running.begun.function.close(running.loaded.copy)
         swallowed = running.cancels > 0 and kind != "cancelled"
         steps = running.orders.steps if running.orders is not None else 0
-        outcome = running.stream, running.begun.number, kind, payload, swallowed, steps, context
+        number, lessons = running.begun.number, running.take_lessons() if running.lessons else ()
+        outcome = running.stream, number, kind, payload, swallowed, steps, context, lessons
         if self._executing or self._incoming or self._outcomes.pending:
             self._outcomes.send(outcome)
         else:

@@ -334,7 +334,7 @@ class Refused(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class Result(_message.Message):
-    __slots__ = ("number", "kind", "payload", "transfer", "swallowed", "context", "loan", "steps")
+    __slots__ = ("number", "kind", "payload", "transfer", "swallowed", "context", "loan", "steps", "lessons")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         RETURNED: _ClassVar[Result.Kind]
@@ -353,6 +353,7 @@ class Result(_message.Message):
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
     LOAN_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
+    LESSONS_FIELD_NUMBER: _ClassVar[int]
     number: int
     kind: Result.Kind
     payload: bytes
@@ -361,10 +362,39 @@ class Result(_message.Message):
     context: bytes
     loan: Loan
     steps: int
-    def __init__(self, number: _Optional[int] = ..., kind: _Optional[_Union[Result.Kind, str]] = ..., payload: _Optional[bytes] = ..., transfer: _Optional[int] = ..., swallowed: bool = ..., context: _Optional[bytes] = ..., loan: _Optional[_Union[Loan, _Mapping[str, _Any]]] = ..., steps: _Optional[int] = ...) -> None: ...
+    lessons: _containers.RepeatedCompositeFieldContainer[Lesson]
+    def __init__(self, number: _Optional[int] = ..., kind: _Optional[_Union[Result.Kind, str]] = ..., payload: _Optional[bytes] = ..., transfer: _Optional[int] = ..., swallowed: bool = ..., context: _Optional[bytes] = ..., loan: _Optional[_Union[Loan, _Mapping[str, _Any]]] = ..., steps: _Optional[int] = ..., lessons: _Optional[_Iterable[_Union[Lesson, _Mapping[str, _Any]]]] = ...) -> None: ...
+
+class Lesson(_message.Message):
+    __slots__ = ("resource", "rest", "reason", "spent", "input", "output", "status", "headers")
+    RESOURCE_FIELD_NUMBER: _ClassVar[int]
+    REST_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    SPENT_FIELD_NUMBER: _ClassVar[int]
+    INPUT_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    HEADERS_FIELD_NUMBER: _ClassVar[int]
+    resource: str
+    rest: float
+    reason: str
+    spent: float
+    input: float
+    output: float
+    status: int
+    headers: _containers.RepeatedCompositeFieldContainer[Header]
+    def __init__(self, resource: _Optional[str] = ..., rest: _Optional[float] = ..., reason: _Optional[str] = ..., spent: _Optional[float] = ..., input: _Optional[float] = ..., output: _Optional[float] = ..., status: _Optional[int] = ..., headers: _Optional[_Iterable[_Union[Header, _Mapping[str, _Any]]]] = ...) -> None: ...
+
+class Header(_message.Message):
+    __slots__ = ("name", "value")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    value: str
+    def __init__(self, name: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
 
 class Yield(_message.Message):
-    __slots__ = ("number", "payload", "transfer", "loan", "swallowed", "context", "steps")
+    __slots__ = ("number", "payload", "transfer", "loan", "swallowed", "context", "steps", "lessons")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_FIELD_NUMBER: _ClassVar[int]
@@ -372,6 +402,7 @@ class Yield(_message.Message):
     SWALLOWED_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
+    LESSONS_FIELD_NUMBER: _ClassVar[int]
     number: int
     payload: bytes
     transfer: int
@@ -379,7 +410,8 @@ class Yield(_message.Message):
     swallowed: bool
     context: bytes
     steps: int
-    def __init__(self, number: _Optional[int] = ..., payload: _Optional[bytes] = ..., transfer: _Optional[int] = ..., loan: _Optional[_Union[Loan, _Mapping[str, _Any]]] = ..., swallowed: bool = ..., context: _Optional[bytes] = ..., steps: _Optional[int] = ...) -> None: ...
+    lessons: _containers.RepeatedCompositeFieldContainer[Lesson]
+    def __init__(self, number: _Optional[int] = ..., payload: _Optional[bytes] = ..., transfer: _Optional[int] = ..., loan: _Optional[_Union[Loan, _Mapping[str, _Any]]] = ..., swallowed: bool = ..., context: _Optional[bytes] = ..., steps: _Optional[int] = ..., lessons: _Optional[_Iterable[_Union[Lesson, _Mapping[str, _Any]]]] = ...) -> None: ...
 
 class Refusal(_message.Message):
     __slots__ = ("number", "why", "reason")
