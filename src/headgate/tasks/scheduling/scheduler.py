@@ -475,6 +475,11 @@ class Scheduler:
             self._left(heir, started=True)
         return heir
 
+    def open_kept(self) -> None:
+        """Note that only slots are missing for the task that free ones are kept for: its requirement can be served."""
+        if self._kept is not None:
+            self.unserved.discard(self._kept.terms.need)
+
     def _supplied(self, task: TaskRecord) -> bool:
         """Take what a task needs that is first. If it is not there, all that need the same are passed over."""
         if self.supply is None or self.supply.take(task, wait=True):
