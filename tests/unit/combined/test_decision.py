@@ -39,7 +39,7 @@ from headgate import (
 from headgate.core.clock import clock
 from headgate.errors import WaitCycle
 from headgate.testing import run, settle, virtual
-from tests.support.combined.support import AUDIT, TERMINAL, Key, Keys, Uses, Watch, hold
+from tests.support.combined.support import AUDIT, TERMINAL, Key, Keys, Uses, Watch, hold, which
 from tests.support.resources.support import in_flight
 
 TAGS = ["cpu", "gpu"]
@@ -655,3 +655,24 @@ async def test_l06_a_descendant_that_is_waited_for_gets_the_key_that_a_task_that
         assert [inner[0].status, wide.status, other.status] == ["running", "queued", "queued"]
         await asyncio.sleep(9.0)
         assert [wide.status, other.status] == ["running", "queued"]
+
+
+@virtual
+async def test_t42_a_descendant_that_can_never_start_gives_the_slot_back_to_whoever_waits_for_it() -> None:
+    """And to no other descendant: the slot that both were to have is taken."""
+    keys: Keys = ResourcePool([Resource(name, "v", tags=[name]) for name in "kfg"])
+    ended: list[str] = []
+
+    async def outer(key: Key) -> None:
+        first = pool.submit_nowait(which, tags=["f"])
+        second = pool.submit_nowait(which, tags=["g"])
+        await keys.disable("f")
+        await pool_wait(first)
+        ended.append(first.status)
+        ended.append(second.status)
+
+    async with TaskPool(max_concurrent=1, resources=keys) as pool:
+        handle = await pool.submit(outer, tags=["k"])
+        await handle
+    assert ended == ["failed", "queued"]
+    assert in_flight(keys) == 0

@@ -511,7 +511,11 @@ class Scheduler:
         share = self._share
         for lender in reversed(slot.lenders):
             for task in list(islice(self._families.queued_below(lender), _LOOKED_AT)):
-                if task.status != "queued" or task.terms.slots > 1 or self._blocked(task) or not self._supplied(task):
+                if task.status != "queued" or task.terms.slots > 1 or self._blocked(task):
+                    continue
+                if not self._supplied(task):
+                    if slot not in self.slots.free:  # it has failed, and whoever waited for it has the slot again
+                        return None
                     continue
                 if share is None or share.take_lent(task):
                     return task
