@@ -612,6 +612,9 @@ class Scheduler:
     def resize(self, limit: int) -> None:
         """Hand out at most so many slots from now on."""
         self.slots.resize(limit)
+        if self._tenants is not None and self._tenants.caps is not None:
+            for tenant in list(self._tenants.caps.wanted):  # its next task may take more slots than there are now
+                self._tenants.wait_for(tenant, 1)
         self._requeue_narrow()
 
     def _requeue_narrow(self) -> None:
