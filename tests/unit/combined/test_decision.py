@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from headgate import (
@@ -76,7 +76,15 @@ class Job:
         self.awaits: list[Job] = []
         self.width = (slots, slots)
         """The fewest and most slots that it holds while it runs and waits for nobody."""
+        self.is_cut = False  # was a wait refused in the middle? Then it continues, and gets its slot back when it can
         self.returned = 0
+
+    def lineage(self) -> Iterator[Job]:
+        """The tasks above it. They lend their slots too while it waits (T42), whether they wait themselves or not."""
+        above = self.parent
+        while above is not None:
+            yield above
+            above = above.parent
 
     @property
     def status(self) -> str:
@@ -174,7 +182,7 @@ class Walk:
 
     async def alone(self, job: Job) -> int:
         chance = self.chance
-        job.awaits = []
+        job.awaits, job.is_cut = [], False
         await self._pass_time()
         if chance.random() < self.nests and (job.parent is None or job.parent.parent is None):
             await self._nest(job)
@@ -226,8 +234,9 @@ class Walk:
     async def _wait(self, job: Job, children: list[Job], wait: Callable[[], Any]) -> None:
         job.awaits = children
         try:
-            await wait()
+            job.is_cut |= any(isinstance(one, WaitCycle) for one in await wait() or ())
         except WaitCycle:
+            job.is_cut = True
             for child in children:  # a key that it has itself is all that serves one of them
                 child.handle.cancel()
         finally:
@@ -434,11 +443,14 @@ class Walk:
         running = [job for job in self.jobs if job.status == "running"]
         queued = [job for job in self.jobs if job.status == "queued"]
         active = [job for job in running if not job.awaits]
-        assert (seen.active, seen.waiting, seen.queued) == (len(active), len(running) - len(active), len(queued))
-        used = sum(job.width[0] for job in active)
+        loose = [job for job in active if job.is_cut or any(job in one.lineage() for one in running if one.awaits)]
+        assert (seen.active + seen.waiting, seen.queued) == (len(running), len(queued))
+        assert len(active) - len(loose) <= seen.active <= len(active)
+        sure = [job for job in active if job not in loose]
+        used = sum(job.width[0] for job in sure)
         assert used <= max(self.top, self.used), f"{used} slots in use, {self.limit} allowed"
         per_tenant: Counter[str | None] = Counter()
-        for job in active:
+        for job in sure:
             per_tenant[job.tenant] += job.width[0]
         for tenant, slots in per_tenant.items():
             caps = [self._cap(caps, tenant) for caps in self.former_caps]
@@ -450,7 +462,8 @@ class Walk:
         self.check_rates()
         if self.has_keys:
             self.check_hope(queued, keys)
-        self.check_idle(queued, active, running, keys)
+        if not loose:
+            self.check_idle(queued, active, running, keys)
         self.used, self.per_tenant, self.top, self.former_caps = used, per_tenant, self.limit, [self.caps]
 
     def check_rates(self) -> None:
