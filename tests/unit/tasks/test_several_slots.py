@@ -407,3 +407,17 @@ def test_l06_no_order_of_events_exceeds_a_limit_or_leaves_a_task_behind(kind: st
         assert room.running, "a task waits though everything it needs is free"
         room.end()
         room.check()
+
+
+@virtual
+async def test_l06_a_task_with_more_slots_than_are_left_does_not_hold_up_its_tenant_at_its_cap() -> None:
+    async with TaskPool(max_concurrent=4, queue=fifo(), max_concurrent_per_key=3) as pool:
+        await pool.submit(asyncio.sleep, 10.0, key="a")
+        wide = await pool.submit(asyncio.sleep, 1.0, key="a", slots=3)
+        small = await pool.submit(asyncio.sleep, 1.0, key="a")
+        assert (wide.status, small.status) == ("queued", "queued"), "the cap lacks slots"
+        pool.resize(2)
+        assert (wide.status, small.status) == ("queued", "running"), "it can never start now, and holds up nobody"
+        pool.resize(4)
+        await asyncio.sleep(10.5)
+        assert wide.status == "running"

@@ -110,6 +110,7 @@ class ResourceSupply:
         self._hopeful: set[tuple[Requirement, AnyCost]] = set()
         self._places: dict[Requirement, _Place] = {}
         self._granted: dict[Use, None] = {}  # each for the first task that can use it
+        self._offered: Use | None = None  # the one of these that is being offered to all tasks
         self._plan = replace(self.engine.plan, waits="for capacity")
 
     def on_change(self, changes: Changes) -> None:
@@ -318,9 +319,11 @@ class ResourceSupply:
         self.engine.watch()
         if use is not None:
             self._granted[use] = None
+        self._offered = use
         try:
             self._came_free([one.ticket.requirement for one in out], None if use is None else use.member.resource)
         finally:
+            self._offered = None
             loop = self.loop()
             if use in self._granted and loop is not None and self._asks_for_slots():
                 # Given back at once, it would go to another process that has to ask for a slot too, and so on.
@@ -421,7 +424,15 @@ class ResourceSupply:
             self.engine.reporter.released(use, "no_verdict")
 
     def _returned(self, use: Use) -> None:
-        """Take back a use that was never begun."""
+        """Take back a use that was never begun.
+
+        While it is offered, another task may still take it. Given back at once, it would go to the next place that this
+        pool has in the wait queue, be offered again, and so on without end.
+        """
+        if use is self._offered and use.is_running and use.member.resource.status == "healthy":
+            use.handle = None
+            self._granted[use] = None
+            return
         if use.reservation is not None:
             with lock:
                 unspent(use, clock.now())

@@ -299,6 +299,7 @@ class Executor:
             task = None if self._pumping else self.scheduler.next()
         finally:
             unserved |= others
+            self.scheduler.open_kept()  # else others would overtake a task that only lacks slots
         if task is not None and task.status == "running":
             self.lending.resume(task)
         elif task is not None:

@@ -475,6 +475,11 @@ class Scheduler:
             self._left(heir, started=True)
         return heir
 
+    def open_kept(self) -> None:
+        """Note that only slots are missing for the task that free ones are kept for: its requirement can be served."""
+        if self._kept is not None:
+            self.unserved.discard(self._kept.terms.need)
+
     def _supplied(self, task: TaskRecord) -> bool:
         """Take what a task needs that is first. If it is not there, all that need the same are passed over."""
         if self.supply is None or self.supply.take(task, wait=True):
@@ -506,7 +511,11 @@ class Scheduler:
         share = self._share
         for lender in reversed(slot.lenders):
             for task in list(islice(self._families.queued_below(lender), _LOOKED_AT)):
-                if task.status != "queued" or task.terms.slots > 1 or self._blocked(task) or not self._supplied(task):
+                if task.status != "queued" or task.terms.slots > 1 or self._blocked(task):
+                    continue
+                if not self._supplied(task):
+                    if slot not in self.slots.free:  # it has failed, and whoever waited for it has the slot again
+                        return None
                     continue
                 if share is None or share.take_lent(task):
                     return task
@@ -603,6 +612,9 @@ class Scheduler:
     def resize(self, limit: int) -> None:
         """Hand out at most so many slots from now on."""
         self.slots.resize(limit)
+        if self._tenants is not None and self._tenants.caps is not None:
+            for tenant in list(self._tenants.caps.wanted):  # its next task may take more slots than there are now
+                self._tenants.wait_for(tenant, 1)
         self._requeue_narrow()
 
     def _requeue_narrow(self) -> None:
