@@ -56,7 +56,7 @@ class TaskLauncher:
         return self.here.start_body(task, self._drive(task, permit, completion), completion)
 
     def _start_here(self, task: TaskRecord, completion: Completion) -> None:
-        task.task = self.here.start_body(task, self._drive(task, task.permit, completion), completion)
+        task.stage = self.here.start_body(task, self._drive(task, task.permit, completion), completion)
 
     def announce(self, task: TaskRecord) -> None:
         """Emit the events that say with what the task runs. Listeners may do anything to the task, so not earlier."""
@@ -132,7 +132,7 @@ class TaskLauncher:
 
 def _holds_thread(placing: Placing, task: TaskRecord) -> bool:
     """Does the task run on a worker, with a resource, as a plain function that nothing can interrupt?"""
-    permit: Permit | None = task.permit
-    if permit is None or permit.worker is None or not permit.holds:
+    permit = task.permit
+    if not isinstance(permit, Permit) or permit.worker is None or not permit.holds:
         return False
     return not placing.can_stop(task.fn)

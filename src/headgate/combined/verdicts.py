@@ -94,7 +94,7 @@ class Verdicts:
         permit: Permit | None = task.permit
         error = task.outcome.error if task.status == "failed" else None
         if permit is not None:
-            task.ran_with, task.permit = permit.remains(), None
+            task.permit = permit.remains()
             permit.task = permit.resource = None
         if self._allocator.calls:
             self._allocator.calls.pop(task, None)
@@ -136,7 +136,7 @@ class Verdicts:
                 self._allocator.ending = False
             if self._allocator.calls:
                 self._allocator.calls.pop(task, None)
-        task.ran_with, task.permit = permit.remains(), None
+        task.permit = permit.remains()
         permit.task = None  # the last answer of a worker is held until its next, and with it the permit
         return None
 

@@ -57,6 +57,7 @@ from headgate.tasks.scheduling.slots import stuck, waiting_for
 from headgate.tasks.scheduling.states import TaskStates
 from headgate.tasks.scheduling.submit_queue import SubmitQueue
 from headgate.tasks.scheduling.timers import Errand, Timers
+from headgate.tasks.strategies import KEY
 from headgate.tasks.streams import has_opened
 
 _AGES = 4096
@@ -81,7 +82,9 @@ class Executor:
         self.name: str = name
         self.id: str = pool_id
         self.scheduler: Scheduler = scheduler
-        self.states: TaskStates = TaskStates(keep, self.revive)
+        self.keyed: bool = scheduler.strategy.key == KEY
+        """Whether tenants are known by the `key` of their tasks, and by no other name."""
+        self.states: TaskStates = TaskStates(keep, self.revive, keyed=self.keyed)
         self.reporter: Reporter = reporter
         self.records: Records | None = records
         self.launcher: Launcher = ports.launcher
@@ -103,7 +106,8 @@ class Executor:
         self.ending: Ending = Ending(name, scheduler, ports.launcher)
         self.lending: Lending = Lending(self)
         self.on_bind: Callable[[], None] | None = None  # called when the pool has its event loop
-        self.on_start: Callable[[TaskRecord], None] | None = None  # called before each attempt
+        self._on_start: Callable[[TaskRecord], None] | None = None
+        self._is_plain = self.allocator is None and records is None  # and `on_start` is None
         self._listener: Listener | None = None
         self._asked: dict[TaskRecord, str] = {}  # running tasks that were told to stop, and why
         self._overdue: dict[TaskRecord, asyncio.TimerHandle] = {}
@@ -117,6 +121,16 @@ class Executor:
     def attach(self, listener: Listener) -> None:
         """Tell this listener what matters to submitters."""
         self._listener = listener
+
+    @property
+    def on_start(self) -> Callable[[TaskRecord], None] | None:
+        """Called before each attempt."""
+        return self._on_start
+
+    @on_start.setter
+    def on_start(self, on_start: Callable[[TaskRecord], None] | None) -> None:
+        self._on_start = on_start
+        self._is_plain = self.allocator is None and self.records is None and on_start is None
 
     def moment(self) -> Moment:
         """The time now, on both clocks."""
@@ -307,13 +321,15 @@ class Executor:
 
     def start(self, task: TaskRecord, moment: Moment) -> None:
         """Run a task that has its slot and its permit."""
-        if task.status == "queued":  # TaskStates.move, inlined for benchmarks/tasks.py
-            task.status = "running"
-        else:
+        if task.status != "queued":
             self.states.move(task, "running")
-        task.started = moment
-        task.attempt += 1
-        waited = moment.now - task.since.now
+        task.status = "running"  # TaskStates.move, inlined for benchmarks/tasks.py
+        if task.started is None:
+            task.started = moment
+        else:
+            task.started = moment
+            task.attempt += 1
+        waited = moment.now - (task.moment if task.rare is None else task.since).now
         self.ages.append((task.partition, waited))
         pace = self.pace  # see `Pace`
         if waited:
@@ -321,20 +337,29 @@ class Executor:
         else:
             pace.free += moment.now - pace.last
         pace.last = moment.now
+        if self._is_plain and task.terms is PLAIN and not START_HOOKS:
+            task.stage = self.launcher.start(task, None, self)
+        else:
+            self._start_with_all(task, moment)
+        if AUDIT.listeners or self.reporter.audit:
+            self.reporter.dequeued(task)
+        if self.allocator is not None:
+            self.launcher.announce(task)
+
+    def _start_with_all(self, task: TaskRecord, moment: Moment) -> None:
+        """Start a task with what most tasks do not have: a permit, time limits, somebody who hears of its start."""
         if self.records is not None:
             self.records.started(task, moment.wall)
         if self.on_start is not None:
             self.on_start(task)
         for hook in START_HOOKS:
             hook(task)
-        task.task = self.launcher.start(task, task.permit, self)
+        running = self.launcher.start(task, task.permit, self)
+        if task.status == "running":  # else its end was told before this returned
+            task.stage = running
         terms = task.terms
         if terms is not PLAIN and (terms.timeout is not None or terms.deadline is not None):
             self._watch(task, moment.now)
-        if AUDIT.listeners or self.reporter.audit:
-            self.reporter.dequeued(task)
-        if self.allocator is not None:
-            self.launcher.announce(task)
 
     def _watch(self, task: TaskRecord, now: float) -> None:
         """Stop it when its time is over."""
@@ -362,10 +387,21 @@ class Executor:
 
     def succeeded(self, task: TaskRecord, result: Any) -> None:
         """End a task whose function returned this."""
-        if self.results is None:
-            self.end(task, "completed", result)
-        else:
+        if self.results is not None:
             self.end(task, *self.results.ending(task, result))
+        elif task.rare is not None or task.terms is not PLAIN or self.records is not None:
+            self.end(task, "completed", result)
+        else:  # `end`, without what such a task cannot have (benchmarks/tasks.py)
+            task.outcome = result
+            if self._asked or self._overdue:
+                self._unwatch(task)
+            moment = self.last
+            if not 0.0 <= clock.now() - moment.now < TICK:
+                moment = self.moment()
+            self.states.completed(task, moment)
+            task.context = task.fn = None
+            task.args = ()
+            self._pass_on_slot(task, moment)
 
     def failed(self, task: TaskRecord, error: BaseException, failures: int | None = None) -> bool:
         """End a task whose function raised this, or try it again (see `Completion.failed`)."""
@@ -449,7 +485,7 @@ class Executor:
             timer.cancel()
         self.scheduler.release(task)
         self.lending.resume(task)
-        task.task = None
+        task.stage = None
         self.states.move(task, "queued")
         if self.records is not None:
             self.records.requeued(task, moment.wall)
@@ -485,21 +521,26 @@ class Executor:
     def end(self, task: TaskRecord, status: TaskStatus, outcome: Any) -> None:
         """Record the outcome of a task whose function is done, and give its slot to the next."""
         task.outcome = outcome
-        if self._asked:
-            self._asked.pop(task, None)
-        if self._overdue and (timer := self._overdue.pop(task, None)) is not None:
-            timer.cancel()
-        now, moment = clock.now(), self.last
-        if not 0.0 <= now - moment.now < TICK:
-            moment = self.moment()
+        self._unwatch(task)
+        moment = self.moment()
         if self.records is not None:
             if task.dependents and status != "completed":
                 cancel_children(task, status)  # before its slot is given to one of them
             self.scheduler.vacate(task)
-            task.task = None
+            task.stage = None
             self._end_durably(task, status, moment)
             return
         self._record_end(task, status, moment)
+        self._pass_on_slot(task, moment)
+
+    def _unwatch(self, task: TaskRecord) -> None:
+        """Forget what a task was told and when its time is over: it has ended."""
+        self._asked.pop(task, None)
+        if (timer := self._overdue.pop(task, None)) is not None:
+            timer.cancel()
+
+    def _pass_on_slot(self, task: TaskRecord, moment: Moment) -> None:
+        """Give the slot of a task that has ended to the next, and tell whoever waits for the end."""
         heir = self.scheduler.succeed(task)
         if heir is None:
             self.pump()  # before anyone hears of it: who then submits must find all slots given away
@@ -546,12 +587,11 @@ class Executor:
         self.states.end(task, status, moment)
         if status == "failed":
             self.failures.note(task)
-        task.task = task.context = None
-        if task.dependents is not None:
-            if status != "completed":
+        task.context = None
+        if task.rare is not None:
+            if status != "completed" and task.dependents is not None:
                 cancel_children(task, status)
             task.dependents = None
-        if task.parent is not None:
             leave_parent(task)
         if self.allocator is not None and status != "completed":
             self.launcher.forget(task)

@@ -457,7 +457,8 @@ class Scheduler:
         Returns None if nobody can have it now, or if it is not so simple: then `next` decides.
         """
         slot, slots = task.slot, self.slots
-        if slot is None or slot.lenders or not self._direct or slots.returning or slots.excess:
+        lends = slots.without and (slot is None or slot.lenders or slots.returning)
+        if slot is None or lends or slots.excess or not self._direct:
             self.release(task)
             return None
         if self.supply is None:
@@ -496,7 +497,7 @@ class Scheduler:
         some = free[-1:] if share is None and self._kept is None else list(free)
         for slot in some:
             if slot.lenders and (share is None or share.has_lent()) and (task := self._descendant(slot)) is not None:
-                free.remove(slot)
+                self.slots.take_this(slot)
                 self.queue.take(task)
                 return self._seated(task, slot)
         return None
@@ -780,9 +781,10 @@ class Scheduler:
         if waits is None:
             waits = task.waits = Waits()
         waits.on[on] = waits.on.get(on, 0) + 1
-        if on.waits is None:
-            on.waits = Waits()
-        on.waits.by[task] = None
+        others = on.waits
+        if others is None:
+            others = on.waits = Waits()
+        others.by[task] = None
         if task.slot is None:
             self.slots.returning.pop(task, None)  # it stood to get one back, and needs none now
             return False
