@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Hashable
 from contextvars import Context
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from headgate.core.clock import clock
 from headgate.errors import StoreWriteFailed
@@ -65,6 +65,10 @@ START_HOOKS: list[Callable[[TaskRecord], object]] = []  # called before each att
 TICK = 1e-4  # tasks of the same tenth of a millisecond share one Moment
 
 
+NOWHERE: Final = object()
+"""No event loop."""
+
+
 class Executor:
     """Runs the tasks of one pool, on one event loop."""
 
@@ -103,6 +107,8 @@ class Executor:
         self.failures: Failures = failures or Failures(0)
         self.unseen: OrderedDict[int, Told] = self.failures.unseen
         self.state: Literal["open", "closing", "closed"] = "open"
+        self.accepts_on: object = NOWHERE
+        """The event loop of the pool while it is open, so that a submit asks one question (benchmarks/tasks.py)."""
         self.ending: Ending = Ending(name, scheduler, ports.launcher)
         self.lending: Lending = Lending(self)
         self.on_bind: Callable[[], None] | None = None  # called when the pool has its event loop
@@ -724,13 +730,14 @@ class Executor:
         if self.loop is not None:
             raise on_another_loop(self.name, "submit()")
         self.loop = loop
+        self.accepts_on = loop if self.state == "open" else NOWHERE
         self.ending.bind(loop)
         self.pace.begin(clock.now())
         try:
             if self.on_bind is not None:
                 self.on_bind()
         except BaseException:
-            self.loop = None
+            self.loop, self.accepts_on = None, NOWHERE
             raise
 
     def require_loop(self, what: str) -> None:
@@ -747,6 +754,10 @@ class Executor:
     def interrupts(self) -> int:
         """How often the program was interrupted."""
         return self.ending.interrupts()
+
+    def begin_to_close(self) -> None:
+        """Accept nothing from now on."""
+        self.state, self.accepts_on = "closing", NOWHERE
 
     def cancel_all(self) -> None:
         """Cancel everything that is queued or runs, because the pool closes."""
@@ -773,7 +784,7 @@ class Executor:
 
     def let_go(self) -> None:
         """Close files and end threads."""
-        self.state = "closed"
+        self.state, self.accepts_on = "closed", NOWHERE
         self.reporter.close()
         if self.records is not None:
             self.records.abandon()

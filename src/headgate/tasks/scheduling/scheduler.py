@@ -298,6 +298,12 @@ class Scheduler:
         if self._tracked or task.parent is not None:
             self._joined(task)
 
+    def enqueue_new(self, task: TaskRecord) -> None:
+        """Do what `enqueue` does for a new task that was submitted without options, and by no other task."""
+        self.queue.push(task)
+        if self._tracked:
+            self._joined(task)
+
     def requeue(self, task: TaskRecord) -> None:
         """Queue a task again whose attempt has ended, as the first of its tenant."""
         if self._aside and task in self._aside:
