@@ -11,7 +11,7 @@ from headgate.combined.permit import Permit
 from headgate.combined.remote_call import RemoteCall
 from headgate.combined.verdicts import Interrupted, Verdicts
 from headgate.context.rests import noted
-from headgate.core.cancellation import Steered, primed
+from headgate.core.cancellation import PRIMED, Steered
 from headgate.resources.current_use import begin_use
 from headgate.tasks.model import TaskRecord
 from headgate.tasks.runtime.local_launcher import LocalLauncher
@@ -77,7 +77,7 @@ class TaskLauncher:
         use = permit.use
         before = None if self._placing is None else noted()
         try:
-            await primed()
+            await PRIMED
             CURRENT.set(task)
             if use is not None and use.reservation is not None:
                 begin_use(use)

@@ -28,8 +28,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextvars import Context
-from types import coroutine
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Final, Generic, Self, TypeVar
 
 R = TypeVar("R")
 
@@ -229,11 +228,16 @@ async def adopt(awaitable: Awaitable[R]) -> R:
     return await awaitable
 
 
-@coroutine
-def primed() -> Generator[None, None, None]:
-    """Where a body waits, stepped once by hand, until its Task takes it over.
+class _Primed(tuple[None]):
+    """Suspends whoever awaits it once: as a coroutine that only yields, with no frame (benchmarks/tasks.py)."""
 
-    A Task that is cancelled before its first step throws into a coroutine that never entered its ``try``. One that
-    awaits this inside its ``try`` and was stepped before it became a Task always ends where it wants to.
-    """
-    yield
+    __slots__ = ()
+    __await__ = tuple.__iter__
+
+
+PRIMED: Final[Awaitable[None]] = _Primed((None,))  # type: ignore[assignment] # an iterator is all that `await` needs
+"""What a body awaits, stepped once by hand, until its Task takes it over.
+
+A Task that is cancelled before its first step throws into a coroutine that never entered its ``try``. One that awaits
+this inside its ``try`` and was stepped before it became a Task always ends where it wants to.
+"""

@@ -173,7 +173,7 @@ class Queue:
         if lane.head is None:
             self._forget(lane)
 
-    def _join(self, task: Queued, turn: int) -> Lane:
+    def _join(self, task: Queued, turn: int) -> None:
         """Queue a task where this turn is."""
         task.turn = turn
         lane = self._lane(task)
@@ -190,7 +190,6 @@ class Queue:
                 group.enter(lane)
         elif not self._fair and lane.head is task and group.lists(lane):
             group.advance(lane)
-        return lane
 
     def _key_of_accounts(self) -> Callable[[Any], Hashable]:
         """What gives the key of a task's account: a function in C, where there is one (benchmarks/tasks.py)."""
@@ -199,9 +198,9 @@ class Queue:
             return tenant if self._by_tenant else _no_key
         if not self._by_tenant:
             return attrgetter("priority")
-        return (
-            attrgetter("priority", "partition") if tenant is _PARTITION else lambda task: (task.priority, tenant(task))
-        )
+        if tenant is _PARTITION:
+            return attrgetter("priority", "partition")
+        return lambda task: (task.priority, tenant(task))
 
     def _is_parked(self, account: Account) -> bool:
         return bool(self._parked) and account.tenant in self._parked
@@ -212,9 +211,9 @@ class Queue:
         if need not in self._groups:
             if self._group is not None and not self._group.lanes:
                 self._groups.clear()
-            group = self._groups[need] = Ring(need) if self._takes_turns else Heap(need, fair=self._fair)
+            self._groups[need] = Ring(need) if self._takes_turns else Heap(need, fair=self._fair)
             self._note_only_group()
-        account = self._accounts.get(key)
+        account: Account | None = self._accounts.get(key)
         if account is None:
             return self._open(key, task)
         if account.need == need:
@@ -464,7 +463,7 @@ class Queue:
     def tag(self, tenant: Hashable, priority: int = 0) -> float:
         """The tag of a tenant, at the level of this priority."""
         account = self._accounts.get((priority, tenant) if self._by_level else tenant)
-        return self._level_of(priority).first_tag(tenant) if account is None else account.tag
+        return self._level_of(priority).first_tag(tenant) if account is None else float(account.tag)
 
     def set_tag(self, tenant: Hashable, tag: float, priority: int = 0) -> None:
         """Let a tenant have this tag, at the level of this priority."""

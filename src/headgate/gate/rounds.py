@@ -40,8 +40,8 @@ class Rounds:
         self._members = 0
         self.pending: int = 0
         """How many members of this round were not served yet."""
-        # Of this round, besides one task and 1.0 for each member that was served and is not `_weighted`: the usual turn of
-        # a member changes `pending`, and nothing else (benchmarks/tasks.py).
+        # Of this round, besides one task and 1.0 for each member that was served and is not `_weighted`: the usual turn
+        # of a member changes `pending`, and nothing else (benchmarks/tasks.py).
         self._length = 0
         self._sum = 0.0
         self._squares = 0.0

@@ -113,7 +113,7 @@ class Executor:
         self.lending: Lending = Lending(self)
         self.on_bind: Callable[[], None] | None = None  # called when the pool has its event loop
         self._on_start: Callable[[TaskRecord], None] | None = None
-        self._is_plain = self.allocator is None and records is None  # and `on_start` is None
+        self._is_plain = self._starts_plainly()
         self._listener: Listener | None = None
         self._asked: dict[TaskRecord, str] = {}  # running tasks that were told to stop, and why
         self._overdue: dict[TaskRecord, asyncio.TimerHandle] = {}
@@ -136,7 +136,11 @@ class Executor:
     @on_start.setter
     def on_start(self, on_start: Callable[[TaskRecord], None] | None) -> None:
         self._on_start = on_start
-        self._is_plain = self.allocator is None and self.records is None and on_start is None
+        self._is_plain = self._starts_plainly()
+
+    def _starts_plainly(self) -> bool:
+        """Is nobody of this pool told of starts, and needs a task nothing else to start?"""
+        return self.allocator is None and self.records is None and self._on_start is None and not self.reporter.audit
 
     def moment(self) -> Moment:
         """The time now, on both clocks."""
@@ -330,12 +334,13 @@ class Executor:
         if task.status != "queued":
             self.states.move(task, "running")
         task.status = "running"  # TaskStates.move, inlined for benchmarks/tasks.py
-        if task.started is None:
+        if task.rare is None:  # so it is its first attempt
             task.started = moment
+            waited = moment.now - task.moment.now
         else:
-            task.started = moment
-            task.attempt += 1
-        waited = moment.now - (task.moment if task.rare is None else task.since).now
+            attempt, task.started = task.attempt, moment
+            task.attempt = attempt + 1
+            waited = moment.now - task.since.now
         self.ages.append((task.partition, waited))
         pace = self.pace  # see `Pace`
         if waited:
@@ -343,17 +348,13 @@ class Executor:
         else:
             pace.free += moment.now - pace.last
         pace.last = moment.now
-        if self._is_plain and task.terms is PLAIN and not START_HOOKS:
+        if self._is_plain and task.terms is PLAIN and not START_HOOKS and not AUDIT.listeners:
             task.stage = self.launcher.start(task, None, self)
         else:
-            self._start_with_all(task, moment)
-        if AUDIT.listeners or self.reporter.audit:
-            self.reporter.dequeued(task)
-        if self.allocator is not None:
-            self.launcher.announce(task)
+            self._start_observed(task, moment)
 
-    def _start_with_all(self, task: TaskRecord, moment: Moment) -> None:
-        """Start a task with what most tasks do not have: a permit, time limits, somebody who hears of its start."""
+    def _start_observed(self, task: TaskRecord, moment: Moment) -> None:
+        """Start a task that has a permit or time limits, or of whose start somebody hears."""
         if self.records is not None:
             self.records.started(task, moment.wall)
         if self.on_start is not None:
@@ -366,6 +367,10 @@ class Executor:
         terms = task.terms
         if terms is not PLAIN and (terms.timeout is not None or terms.deadline is not None):
             self._watch(task, moment.now)
+        if AUDIT.listeners or self.reporter.audit:
+            self.reporter.dequeued(task)
+        if self.allocator is not None:
+            self.launcher.announce(task)
 
     def _watch(self, task: TaskRecord, now: float) -> None:
         """Stop it when its time is over."""
@@ -399,15 +404,24 @@ class Executor:
             self.end(task, "completed", result)
         else:  # `end`, without what such a task cannot have (benchmarks/tasks.py)
             task.outcome = result
-            if self._asked or self._overdue:
-                self._unwatch(task)
+            if self._asked:
+                self._asked.pop(task, None)
             moment = self.last
             if not 0.0 <= clock.now() - moment.now < TICK:
                 moment = self.moment()
             self.states.completed(task, moment)
             task.context = task.fn = None
             task.args = ()
-            self._pass_on_slot(task, moment)
+            if task.waiters is None and self._is_plain and not AUDIT.listeners and not self.submit_queue.line:
+                heir = self.scheduler.succeed(task)
+                if heir is None:
+                    self.pump()
+                elif heir.terms is PLAIN:
+                    self.start(heir, moment)
+                else:
+                    self.launch(heir, moment)
+            else:
+                self._pass_on_slot(task, moment)
 
     def failed(self, task: TaskRecord, error: BaseException, failures: int | None = None) -> bool:
         """End a task whose function raised this, or try it again (see `Completion.failed`)."""
@@ -557,8 +571,6 @@ class Executor:
                 self._tell_end(task)
             finally:
                 self.launch_later(heir, moment)
-        elif heir.terms is PLAIN and self.allocator is None:
-            self.start(heir, moment)
         else:
             self.launch(heir, moment)
         if self.submit_queue.line and self._listener is not None:

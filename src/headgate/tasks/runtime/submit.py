@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from asyncio import _get_running_loop
-from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Hashable, Iterable, Sequence
 from contextlib import nullcontext
 from contextvars import Context, copy_context
 from functools import partial
@@ -126,7 +126,9 @@ class Submitter:
             parent = enclosing()
             while parent is not None and parent.parent is not None and parent.parent.finished:
                 parent.parent = parent.parent.parent  # else a task that submits its successor drags all before it along
-        priority, key, partition, terms = 0, None, None, PLAIN
+        priority, terms = 0, PLAIN
+        key: Hashable = None
+        partition: Hashable = None
         simple = self._plain and len(options) == 1  # what most submits say, without the calls of `parse`
         if simple and (value := options.get(self._fair)).__class__ is str and value.strip():
             partition = value

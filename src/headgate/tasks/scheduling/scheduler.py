@@ -463,8 +463,7 @@ class Scheduler:
         Returns None if nobody can have it now, or if it is not so simple: then `next` decides.
         """
         slot, slots = task.slot, self.slots
-        lends = slots.without and (slot is None or slot.lenders or slots.returning)
-        if slot is None or lends or slots.excess or not self._direct:
+        if slot is None or slots.excess or not self._direct or (slots.without and (slot.lenders or slots.returning)):
             self.release(task)
             return None
         if self.supply is None:
@@ -478,7 +477,7 @@ class Scheduler:
             self.release(task)
             return None
         task.slot, heir.slot, slot.holder = None, slot, heir
-        if self._tracked or self._families.entered:
+        if self._tracked or heir.rare is not None:
             self._left(heir, started=True)
         return heir
 
