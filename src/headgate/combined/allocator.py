@@ -82,11 +82,12 @@ class TaskAllocator:
         use = resources.take(requirement, self.calls.get(task) if self.calls else None, affinity, cost, wait=wait)
         if use is None:
             return None
-        permit = Permit(task, use, use.member.resource)
-        if isinstance(task.fn, StreamBody):
-            task.fn.when_open = permit.opened
-        code = getattr(task.fn, "__code__", None)
-        if (code is not None and code.co_flags & CO_COROUTINE and self._placing is None) or self.can_stop(task.fn):
+        permit, fn = Permit(task, use, use.member.resource), task.fn
+        if isinstance(fn, StreamBody):
+            fn.when_open = permit.opened
+        if (self._placing is None and fn.__class__ is FunctionType and fn.__code__.co_flags & CO_COROUTINE) or (
+            self.can_stop(fn)
+        ):
             if use.handle is CANCEL_REQUESTED:
                 permit.interrupted = True
             use.handle = permit

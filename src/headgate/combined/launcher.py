@@ -13,6 +13,7 @@ from headgate.combined.verdicts import Interrupted, Verdicts
 from headgate.context.rests import noted
 from headgate.core.cancellation import PRIMED, Steered
 from headgate.resources.current_use import begin_use
+from headgate.resources.events import USAGE
 from headgate.tasks.model import TaskRecord
 from headgate.tasks.runtime.local_launcher import LocalLauncher
 from headgate.tasks.runtime.nested_waits import CURRENT
@@ -44,11 +45,13 @@ class TaskLauncher:
 
     def start(self, task: TaskRecord, permit: Permit, completion: Completion) -> Cancellable:
         """Send the task to a worker, if that is all there is to do here; else run it in an asyncio Task."""
-        placing, context = self._placing, task.context
-        if placing is not None and context is not None and not permit.interrupted and task.fn.__class__ is FunctionType:
-            args = task.args if permit.use is None else (permit.resource, *task.args)
+        placing = self._placing
+        if placing is None:
+            return self.here.start_body(task, self._drive(task, permit, completion), completion)
+        context = task.context
+        if context is not None and not permit.interrupted and task.fn.__class__ is FunctionType:
             call = RemoteCall(self._verdicts, task, permit, completion, self._start_here)
-            sent = permit.running = placing.send(task.fn, args, permit, context, call)
+            sent = permit.running = placing.send(task.fn, _args(task, permit), permit, context, call)
             if sent is not None:
                 if permit.use is not None and (engine := permit.use.member.rotation.owner) is not None:
                     engine.watch_lag(permit.use)
@@ -60,7 +63,8 @@ class TaskLauncher:
 
     def announce(self, task: TaskRecord) -> None:
         """Emit the events that say with what the task runs. Listeners may do anything to the task, so not earlier."""
-        self._verdicts.started(task)
+        if USAGE.listeners:
+            self._verdicts.started(task)
         if self._placing is not None:
             self._placing.announce(task.task)
 
@@ -74,8 +78,8 @@ class TaskLauncher:
 
     async def _drive(self, task: TaskRecord, permit: Permit, completion: Completion) -> None:
         """Call the function with the resource and learn from how it ends: one coroutine (benchmarks/combined.py)."""
-        use = permit.use
-        before = None if self._placing is None else noted()
+        use, placing = permit.use, self._placing
+        before = None if placing is None else noted()
         try:
             await PRIMED
             CURRENT.set(task)
@@ -85,13 +89,12 @@ class TaskLauncher:
                 raise Interrupted
             fn = task.fn
             made: Coroutine[Any, Any, Any]
-            args = task.args if use is None else (permit.resource, *task.args)
-            if self._placing is not None:
-                made = self._call_there(self._placing, task, args, permit, completion)
-            elif isinstance(fn, FunctionType) and fn.__code__.co_flags & CO_COROUTINE:
-                made = fn(*args)
+            if placing is not None:
+                made = self._call_there(placing, task, _args(task, permit), permit, completion)
+            elif use is not None and fn.__class__ is FunctionType and fn.__code__.co_flags & CO_COROUTINE:
+                made = fn(permit.resource, *task.args)
             else:
-                made = self.here.call(task, args, completion)
+                made = self.here.call(task, _args(task, permit), completion)
             if use is None or use.handle is not permit:
                 result = await made
             else:  # it may be interrupted, as an operation of `ResourcePool.run`: only if it suspends
@@ -103,12 +106,12 @@ class TaskLauncher:
                     permit.running = Steered(made, first, patient=True)
                     result = await permit.running
         except BaseException as error:
-            if self._placing is not None:
+            if placing is not None:
                 permit.tell(before, noted())
             if not self._verdicts.failed(task, permit, error, completion):
                 raise
         else:
-            if self._placing is not None:
+            if placing is not None:
                 permit.tell(before, noted())
             self._verdicts.succeeded(task, permit, result, completion)
         finally:
@@ -128,6 +131,10 @@ class TaskLauncher:
                 return cast("Coroutine[Any, Any, Any]", called)
         permit.here = True
         return self.here.call(task, args, completion)
+
+
+def _args(task: TaskRecord, permit: Permit) -> tuple[Any, ...]:
+    return task.args if permit.use is None else (permit.resource, *task.args)
 
 
 def _holds_thread(placing: Placing, task: TaskRecord) -> bool:

@@ -12,7 +12,7 @@ from headgate.resources.engine import Engine
 from headgate.resources.http_status import Answer
 from headgate.resources.members import Use
 from headgate.resources.model import Resource
-from headgate.tasks.model import RanWith, TaskRecord, remains_of
+from headgate.tasks.model import RanWith, TaskRecord, ran_with
 from headgate.tasks.streams import has_opened
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class Permit:
 
     def remains(self) -> RanWith:
         """What is kept of the permit when its task has ended."""
-        return remains_of(self)
+        return ran_with(self.resource_id, self.worker)
 
     def _stop(self) -> None:
         task = self.task

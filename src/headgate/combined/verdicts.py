@@ -85,7 +85,7 @@ class Verdicts:
     def started(self, task: TaskRecord) -> None:
         """Tell with what a task runs."""
         permit: Permit | None = task.permit
-        if self._resources and events.USAGE.listeners and permit is not None and permit.use is not None:
+        if self._resources is not None and permit is not None and permit.use is not None:
             permit.use.request_id = permit.request_id
             self._resources.acquired(permit.use)
 
@@ -122,10 +122,11 @@ class Verdicts:
         if resources is not None and use is not None:
             if use.level:
                 resources.answered(use, result)
-            judges = resources.classifies and not isinstance(task.fn, StreamBody)
-            if judges and (signal := resources.judged(use, result)) is not None:
-                permit.use = None
-                return self._after(resources, task, use, signal, signal, completion)
+            if resources.engine.classify is not None and not isinstance(task.fn, StreamBody):
+                signal = resources.judged(use, result)
+                if signal is not None:
+                    permit.use = None
+                    return self._after(resources, task, use, signal, signal, completion)
             permit.use = None
             if events.USAGE.listeners or events.RUN.listeners:
                 use.request_id = permit.request_id

@@ -28,6 +28,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextvars import Context
+from functools import partial
 from typing import Any, Final, Generic, Self, TypeVar
 
 R = TypeVar("R")
@@ -65,12 +66,12 @@ class Steered(Generic[R]):
         self._suspended_on = first
         self._task = task
         self._loop = task.get_loop()
-        self._base = _settled(task)
+        self._base = _settled(task) if task.cancelling() else 0
         self._context = context
         self._patient = patient
         self._owed = False  # asked while nothing could be cancelled: to be thrown at a resume
         self._arriving = False  # what it waits on was cancelled for it, and it has not resumed since
-        self._behind: list[Steered[Any]] = []  # asked in the same turn, of the same task: their turn comes after this
+        self._behind: tuple[Steered[Any], ...] = ()  # asked in the same turn, of the same task: they come after this
         self.asked: object = None
         """Why it was asked to stop; None as long as it was not."""
 
@@ -116,7 +117,7 @@ class Steered(Generic[R]):
 
     def deliver_before(self, other: Steered[Any]) -> None:
         """Deliver the interruption of `other`, asked for in the same turn of the same task, when this has ended."""
-        self._behind.append(other)
+        self._behind += (other,)
 
     def has_ended_before(self, other: Steered[Any]) -> bool:
         """Whether this has ended and the interruption of `other` waited for that."""
@@ -146,16 +147,14 @@ class Steered(Generic[R]):
         operation = self._operation
         assert operation is not None, "a Steered is awaited once"
         error: BaseException | None = None
-        send, throw, close = operation.send, operation.throw, operation.close
-        if self._context is not None:
-            send, throw, close = (_inside(self._context, call) for call in (send, throw, close))
+        context = self._context
         try:
             while True:
                 error = None
                 try:
                     yield self._suspended_on
                 except GeneratorExit:
-                    close()
+                    _inside(context, operation.close)()
                     raise
                 except BaseException as thrown:
                     error = thrown
@@ -163,7 +162,12 @@ class Steered(Generic[R]):
                 if self._owed:
                     error = self._pay(error)
                 try:
-                    self._suspended_on = send(None) if error is None else throw(error)
+                    if error is not None:
+                        self._suspended_on = _inside(context, operation.throw)(error)
+                    elif context is None:  # no bound method is kept: at many operations the collector would run for it
+                        self._suspended_on = operation.send(None)
+                    else:
+                        self._suspended_on = context.run(operation.send, None)
                 except StopIteration as done:
                     result: R = done.value
                     return result
@@ -207,11 +211,8 @@ def _sender(message: object) -> Steered[Any] | None:
     return message.sender if isinstance(message, _Notice) else None
 
 
-def _inside(context: Context, call: Callable[..., R]) -> Callable[..., R]:
-    def step(*args: Any) -> R:
-        return context.run(call, *args)
-
-    return step
+def _inside(context: Context | None, call: Callable[..., R]) -> Callable[..., R]:
+    return call if context is None else partial(context.run, call)
 
 
 def _settled(task: asyncio.Task[Any]) -> int:
@@ -220,7 +221,7 @@ def _settled(task: asyncio.Task[Any]) -> int:
     (`cancel()` of a running task is delivered when it next suspends, which is now.)
     """
     count = task.cancelling()
-    return count - 1 if count and getattr(task, "_must_cancel", False) else count
+    return count - 1 if getattr(task, "_must_cancel", False) else count
 
 
 async def adopt(awaitable: Awaitable[R]) -> R:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, cast, get_args
 from weakref import ref
 
@@ -328,9 +329,15 @@ class RanWith(NamedTuple):
 
 def remains_of(permit: object) -> RanWith:
     """Return what is kept of a permit when its task has ended."""
-    if isinstance(permit, RanWith):
+    if permit.__class__ is RanWith:
         return permit
-    return RanWith(getattr(permit, "resource_id", None), getattr(permit, "worker", None))
+    return ran_with(getattr(permit, "resource_id", None), getattr(permit, "worker", None))
+
+
+@lru_cache(1024)
+def ran_with(resource_id: str | None, worker: str | None) -> RanWith:
+    """What remains of a permit with these: tasks share it, for there are many more of them (benchmarks/combined.py)."""
+    return RanWith(resource_id, worker)
 
 
 class Told(NamedTuple):

@@ -412,7 +412,7 @@ class Executor:
             self.states.completed(task, moment)
             task.context = task.fn = None
             task.args = ()
-            if task.waiters is None and self._is_plain and not AUDIT.listeners and not self.submit_queue.line:
+            if not (task.waiters or AUDIT.listeners or self.reporter.audit or self.submit_queue.line):
                 heir = self.scheduler.succeed(task)
                 if heir is None:
                     self.pump()

@@ -23,6 +23,7 @@ from headgate.tasks.model import (
     TERMINAL,
     Completed,
     Moment,
+    RanWith,
     Remains,
     TaskRecord,
     TaskStatus,
@@ -138,7 +139,7 @@ class TaskStates:
             self.move(task, "completed")
         task.status = "completed"
         task.stage = moment
-        if task.permit is not None:
+        if task.permit is not None and task.permit.__class__ is not RanWith:
             task.permit = remains_of(task.permit)
         self.counts["completed"] += 1
         kept: Completed = (
