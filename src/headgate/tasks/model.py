@@ -102,6 +102,11 @@ class Rare:
         self.waits: Waits | None = None
         self.trail: list[Mark] | None = None
 
+    @property
+    def has_ties(self) -> bool:
+        """Is there another task that hears of the end of this one?"""
+        return self.parent is not None or self.dependents is not None or self.waits is not None
+
 
 class TaskRecord:
     """One task, as its pool keeps it. Read its fields if you must; only the pool writes them.

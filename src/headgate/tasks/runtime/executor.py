@@ -334,7 +334,7 @@ class Executor:
         if task.status != "queued":
             self.states.move(task, "running")
         task.status = "running"  # TaskStates.move, inlined for benchmarks/tasks.py
-        if task.rare is None:  # so it is its first attempt
+        if task.started is None:  # its first attempt
             task.started = moment
             waited = moment.now - task.moment.now
         else:
@@ -400,7 +400,7 @@ class Executor:
         """End a task whose function returned this."""
         if self.results is not None:
             self.end(task, *self.results.ending(task, result))
-        elif task.rare is not None or task.terms is not PLAIN or self.records is not None:
+        elif task.terms is not PLAIN or self.records is not None or (task.rare is not None and task.rare.has_ties):
             self.end(task, "completed", result)
         else:  # `end`, without what such a task cannot have (benchmarks/tasks.py)
             task.outcome = result

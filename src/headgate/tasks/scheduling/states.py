@@ -134,7 +134,7 @@ class TaskStates:
         task.status = status
 
     def completed(self, task: TaskRecord, moment: Moment) -> None:
-        """Do what `end` does for a task that completed, has no terms of its own and nothing rare: most do."""
+        """Do what `end` does for a task that completed and has no terms of its own: most do."""
         if task.status != "running":
             self.move(task, "completed")
         task.status = "completed"
@@ -142,6 +142,9 @@ class TaskStates:
         if task.permit is not None and task.permit.__class__ is not RanWith:
             task.permit = remains_of(task.permit)
         self.counts["completed"] += 1
+        if task.rare is not None:
+            self._remember(task)
+            return
         kept: Completed = (
             ref(task),
             task.number,
