@@ -34,6 +34,8 @@ class TaskAllocator:
         self.resources: Allocator | None = None
         self.calls: dict[TaskRecord, Call] = {}
         """The attempts so far of each task that has had a verdict and is to be tried again."""
+        self._era = object()  # another one whenever the ResourcePool has a resource less
+        self._hopeful_in: object = None  # the era in which a resource was found for tasks that ask for any
         self.ending: bool = False
         """Does a task give back its resource now? Its slot follows, so there will be a free one."""
         self._placing = placing
@@ -44,6 +46,7 @@ class TaskAllocator:
             self.resources = Allocator(
                 resources, self._came_free, self._lost_one, self._is_full, self._asks_for_slots, self.loop
             )
+            self.resources.engine.followers.append(self)
 
     def on_change(self, changes: Changes) -> None:
         """Tell this executor, from now on, when a resource comes free or is gone."""
@@ -61,11 +64,18 @@ class TaskAllocator:
 
     def impossible(self, task: TaskRecord) -> Exception | None:
         """Why there is no resource that the task could ever have; None if there is one."""
-        resources = self.resources
-        if resources is None:
+        resources, era = self.resources, self._era
+        if resources is None or (task.terms is PLAIN and self._hopeful_in is era):
             return None
         call = self.calls.get(task) if self.calls else None
-        return resources.hopeless(requirement_of(task), call, task.terms.cost or 0.0)
+        error = resources.hopeless(requirement_of(task), call, task.terms.cost or 0.0)
+        if error is None and task.terms is PLAIN:
+            self._hopeful_in = era  # to look it up would cost more than all else here (benchmarks/combined.py)
+        return error
+
+    def changed(self) -> None:
+        """Note that a resource was removed or disabled. From any thread."""
+        self._era = object()
 
     def reserve(self, task: TaskRecord, *, wait: bool) -> Permit | None:
         """A permit with a resource that is free now."""

@@ -42,7 +42,6 @@ class Steered(Generic[R]):
         "_base",
         "_behind",
         "_context",
-        "_loop",
         "_operation",
         "_owed",
         "_patient",
@@ -65,7 +64,6 @@ class Steered(Generic[R]):
         self._operation: Coroutine[Any, Any, R] | None = operation
         self._suspended_on = first
         self._task = task
-        self._loop = task.get_loop()
         self._base = _settled(task) if task.cancelling() else 0
         self._context = context
         self._patient = patient
@@ -80,7 +78,7 @@ class Steered(Generic[R]):
         if self.asked is None:
             self.asked = why
         try:
-            self._loop.call_soon_threadsafe(self.deliver)
+            self._task.get_loop().call_soon_threadsafe(self.deliver)
         except RuntimeError:
             pass  # its loop is closed: nothing runs there any more
 
@@ -174,13 +172,13 @@ class Steered(Generic[R]):
                 if self._owed and self._task.cancelling() <= self._base:
                     # Something else interrupted it in that turn, and it went on: tell it now.
                     self._owed = False
-                    self._loop.call_soon(self.deliver)
+                    self._task.get_loop().call_soon(self.deliver)
                 if self._base:  # the operation may have called uncancel(): a later outer cancellation must stand out
                     self._base = min(self._base, self._task.cancelling())
         finally:
             self._operation = None
             for other in self._behind:
-                self._loop.call_soon(other.deliver)
+                self._task.get_loop().call_soon(other.deliver)
             del self, error  # the traceback holds this frame, the task may hold the exception, and this the task
 
     def _pay(self, error: BaseException | None) -> BaseException | None:
