@@ -28,8 +28,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextvars import Context
-from types import coroutine
-from typing import Any, Generic, Self, TypeVar
+from functools import partial
+from typing import Any, Final, Generic, Self, TypeVar
 
 R = TypeVar("R")
 
@@ -42,7 +42,6 @@ class Steered(Generic[R]):
         "_base",
         "_behind",
         "_context",
-        "_loop",
         "_operation",
         "_owed",
         "_patient",
@@ -65,13 +64,12 @@ class Steered(Generic[R]):
         self._operation: Coroutine[Any, Any, R] | None = operation
         self._suspended_on = first
         self._task = task
-        self._loop = task.get_loop()
-        self._base = _settled(task)
+        self._base = _settled(task) if task.cancelling() else 0
         self._context = context
         self._patient = patient
         self._owed = False  # asked while nothing could be cancelled: to be thrown at a resume
         self._arriving = False  # what it waits on was cancelled for it, and it has not resumed since
-        self._behind: list[Steered[Any]] = []  # asked in the same turn, of the same task: their turn comes after this
+        self._behind: tuple[Steered[Any], ...] = ()  # asked in the same turn, of the same task: they come after this
         self.asked: object = None
         """Why it was asked to stop; None as long as it was not."""
 
@@ -80,7 +78,7 @@ class Steered(Generic[R]):
         if self.asked is None:
             self.asked = why
         try:
-            self._loop.call_soon_threadsafe(self.deliver)
+            self._task.get_loop().call_soon_threadsafe(self.deliver)
         except RuntimeError:
             pass  # its loop is closed: nothing runs there any more
 
@@ -117,7 +115,7 @@ class Steered(Generic[R]):
 
     def deliver_before(self, other: Steered[Any]) -> None:
         """Deliver the interruption of `other`, asked for in the same turn of the same task, when this has ended."""
-        self._behind.append(other)
+        self._behind += (other,)
 
     def has_ended_before(self, other: Steered[Any]) -> bool:
         """Whether this has ended and the interruption of `other` waited for that."""
@@ -147,16 +145,14 @@ class Steered(Generic[R]):
         operation = self._operation
         assert operation is not None, "a Steered is awaited once"
         error: BaseException | None = None
-        send, throw, close = operation.send, operation.throw, operation.close
-        if self._context is not None:
-            send, throw, close = (_inside(self._context, call) for call in (send, throw, close))
+        context = self._context
         try:
             while True:
                 error = None
                 try:
                     yield self._suspended_on
                 except GeneratorExit:
-                    close()
+                    _inside(context, operation.close)()
                     raise
                 except BaseException as thrown:
                     error = thrown
@@ -164,20 +160,25 @@ class Steered(Generic[R]):
                 if self._owed:
                     error = self._pay(error)
                 try:
-                    self._suspended_on = send(None) if error is None else throw(error)
+                    if error is not None:
+                        self._suspended_on = _inside(context, operation.throw)(error)
+                    elif context is None:  # no bound method is kept: at many operations the collector would run for it
+                        self._suspended_on = operation.send(None)
+                    else:
+                        self._suspended_on = context.run(operation.send, None)
                 except StopIteration as done:
                     result: R = done.value
                     return result
                 if self._owed and self._task.cancelling() <= self._base:
                     # Something else interrupted it in that turn, and it went on: tell it now.
                     self._owed = False
-                    self._loop.call_soon(self.deliver)
+                    self._task.get_loop().call_soon(self.deliver)
                 if self._base:  # the operation may have called uncancel(): a later outer cancellation must stand out
                     self._base = min(self._base, self._task.cancelling())
         finally:
             self._operation = None
             for other in self._behind:
-                self._loop.call_soon(other.deliver)
+                self._task.get_loop().call_soon(other.deliver)
             del self, error  # the traceback holds this frame, the task may hold the exception, and this the task
 
     def _pay(self, error: BaseException | None) -> BaseException | None:
@@ -208,11 +209,8 @@ def _sender(message: object) -> Steered[Any] | None:
     return message.sender if isinstance(message, _Notice) else None
 
 
-def _inside(context: Context, call: Callable[..., R]) -> Callable[..., R]:
-    def step(*args: Any) -> R:
-        return context.run(call, *args)
-
-    return step
+def _inside(context: Context | None, call: Callable[..., R]) -> Callable[..., R]:
+    return call if context is None else partial(context.run, call)
 
 
 def _settled(task: asyncio.Task[Any]) -> int:
@@ -221,7 +219,7 @@ def _settled(task: asyncio.Task[Any]) -> int:
     (`cancel()` of a running task is delivered when it next suspends, which is now.)
     """
     count = task.cancelling()
-    return count - 1 if count and getattr(task, "_must_cancel", False) else count
+    return count - 1 if getattr(task, "_must_cancel", False) else count
 
 
 async def adopt(awaitable: Awaitable[R]) -> R:
@@ -229,11 +227,16 @@ async def adopt(awaitable: Awaitable[R]) -> R:
     return await awaitable
 
 
-@coroutine
-def primed() -> Generator[None, None, None]:
-    """Where a body waits, stepped once by hand, until its Task takes it over.
+class _Primed(tuple[None]):
+    """Suspends whoever awaits it once: as a coroutine that only yields, with no frame (benchmarks/tasks.py)."""
 
-    A Task that is cancelled before its first step throws into a coroutine that never entered its ``try``. One that
-    awaits this inside its ``try`` and was stepped before it became a Task always ends where it wants to.
-    """
-    yield
+    __slots__ = ()
+    __await__ = tuple.__iter__
+
+
+PRIMED: Final[Awaitable[None]] = _Primed((None,))  # type: ignore[assignment] # an iterator is all that `await` needs
+"""What a body awaits, stepped once by hand, until its Task takes it over.
+
+A Task that is cancelled before its first step throws into a coroutine that never entered its ``try``. One that awaits
+this inside its ``try`` and was stepped before it became a Task always ends where it wants to.
+"""

@@ -128,46 +128,71 @@ class Chain:
 
 
 class Lane(Chain):
-    """The queued tasks of one account with one need."""
+    """The queued tasks of one account with one need. What puts it in an order is in its subclasses."""
 
-    __slots__ = ("account", "entry", "following", "need", "preceding")
+    __slots__ = ("account", "need")
 
     def __init__(self, need: Hashable) -> None:
         super().__init__()
         self.account: Any = None
         self.need: Hashable = need
-        self.entry: int = 0
-        """The number of its entry in the order of its group; 0: it has none, because it is empty or parked."""
-        self.preceding: Lane | None = None
-        self.following: Lane | None = None
 
 
 class Account(Lane):
     """The turn of a tenant at one level, and the lane of its tasks with the first of their needs."""
 
-    __slots__ = ("got", "key", "level", "order", "others", "parked", "round", "tag", "tenant", "weight")
+    __slots__ = ("got", "level", "order", "round", "tenant")
 
-    def __init__(self, key: Hashable, tenant: Hashable, level: Level, need: Hashable) -> None:
+    weight: float = 1.0
+    tag: float = 0.0
+
+    def __init__(self, tenant: Hashable, level: Level, need: Hashable) -> None:
         super().__init__(need)
         self.account = self
-        self.key: Hashable = key
         self.tenant: Hashable = tenant
         self.level: Level = level
-        self.weight: float = 1.0
-        self.tag: float = 0.0
         self.order: int = 0
         """When it was served last: of accounts with the same tag, the one with the smallest number is first."""
-        self.others: list[Lane] | None = None
-        """Its lanes with other needs; each has queued tasks."""
-        self.parked: bool = False
         self.round: int = 0  # see `rounds.Standing`
         self.got: float = 0.0
 
-    def lanes(self) -> Iterator[Lane]:
-        """Its lanes that have queued tasks."""
-        if self.head is not None:
-            yield self
-        yield from self.others or ()
+
+class RingAccount(Account):
+    """An account whose lane is in a `Ring`."""
+
+    __slots__ = ("following", "preceding")
+
+    def __init__(self, tenant: Hashable, level: Level, need: Hashable) -> None:
+        super().__init__(tenant, level, need)
+        self.preceding: Any = None
+        self.following: Any = None
+        """The lane after it; None: it is not in the ring, because it is empty or parked."""
+
+
+class HeapAccount(Account):
+    """An account whose lane is in a `Heap`."""
+
+    __slots__ = ("entry", "tag", "weight")
+
+    def __init__(self, tenant: Hashable, level: Level, need: Hashable) -> None:
+        super().__init__(tenant, level, need)
+        self.entry: int = 0
+        """The number of its entry; 0: it has none, because it is empty or parked."""
+        self.weight = 1.0
+        self.tag = 0.0
+
+
+class FurtherLane(Lane):
+    """The tasks of an account with a further need, in a group of either kind."""
+
+    __slots__ = ("entry", "following", "preceding")
+
+    def __init__(self, account: Account, need: Hashable) -> None:
+        super().__init__(need)
+        self.account = account
+        self.entry: int = 0
+        self.preceding: Any = None
+        self.following: Any = None
 
 
 class Level:
@@ -211,38 +236,36 @@ class Ring:
         self.need: Hashable = need
         self.lanes: int = 0
         """How many lanes of this need have queued tasks, parked ones included."""
-        self.turn: Lane | None = None
-        """The first one; the one before it in the ring is the last."""
+        self.turn: Any = None
+        """The first one, if there is one; the one before it in the ring is the last."""
 
-    def first(self) -> Lane | None:
+    def first(self) -> Any:
         """The lane that is next."""
         return self.turn
 
-    def enter(self, lane: Lane) -> None:
+    def lists(self, lane: Any) -> bool:
+        """Whether this lane is in the ring."""
+        return lane.following is not None
+
+    def enter(self, lane: Any) -> None:
         """List a lane, almost always as the last."""
-        lane.entry = 1
         turn = self.turn
         if turn is None:
             self.turn = lane.preceding = lane.following = lane
             return
         last, after, order = turn.preceding, turn, lane.account.order
-        assert last is not None, "a ring is closed"
         if order < last.account.order:
             while after.account.order < order:
-                assert after.following is not None, "a ring is closed"
                 after = after.following
             if after is turn:
                 self.turn = lane
         before = after.preceding
-        assert before is not None, "a ring is closed"
         lane.preceding, lane.following = before, after
         before.following = after.preceding = lane
 
-    def leave(self, lane: Lane) -> None:
+    def leave(self, lane: Any) -> None:
         """List a lane no longer."""
-        lane.entry = 0
         preceding, following = lane.preceding, lane.following
-        assert preceding is not None and following is not None, "it is in the ring"  # noqa: PT018
         if following is lane:
             self.turn = None
         else:
@@ -251,7 +274,7 @@ class Ring:
                 self.turn = following
         lane.preceding = lane.following = None
 
-    def advance(self, lane: Lane) -> None:
+    def advance(self, lane: Any) -> None:
         """Put a lane where it belongs: its account has another turn."""
         self.leave(lane)
         self.enter(lane)
@@ -268,9 +291,9 @@ class Heap:
         """How many lanes of this need have queued tasks, parked ones included."""
         self._fair = fair
         self._number = 0
-        self._entries: list[tuple[int, float, int, int, Lane]] = []
+        self._entries: list[tuple[int, float, int, int, Any]] = []
 
-    def first(self) -> Lane | None:
+    def first(self) -> Any:
         """The lane that is next. Entries that are out of date are dropped, or put where they belong."""
         entries = self._entries
         while entries:
@@ -285,7 +308,11 @@ class Heap:
                 return lane
         return None
 
-    def enter(self, lane: Lane) -> None:
+    def lists(self, lane: Any) -> bool:
+        """Whether this lane has an entry."""
+        return bool(lane.entry)
+
+    def enter(self, lane: Any) -> None:
         """List a lane. An older entry of it is dropped when it surfaces."""
         entries = self._entries
         if len(entries) == 1 and (only := entries[0][-1]).entry:
@@ -297,9 +324,9 @@ class Heap:
             entries[:] = [self._entry(known[-1]) for known in entries if known[-1].entry == known[-2]]
             heapq.heapify(entries)
 
-    def smallest(self, most: int) -> list[Lane]:
+    def smallest(self, most: int) -> list[Any]:
         """The first lanes, in order."""
-        lanes: list[Lane] = []
+        lanes: list[Any] = []
         entries = []
         while len(lanes) < most and (lane := self.first()) is not None:
             lanes.append(lane)
@@ -308,18 +335,18 @@ class Heap:
             heapq.heappush(self._entries, entry)
         return lanes
 
-    def leave(self, lane: Lane) -> None:
+    def leave(self, lane: Any) -> None:
         """List a lane no longer."""
         lane.entry = 0
         if self.lanes == 1:
             self._entries.clear()
 
-    def advance(self, lane: Lane) -> None:
+    def advance(self, lane: Any) -> None:
         """Put a lane where it belongs: its rank is smaller than it was."""
         if len(self._entries) > 1:
             self.enter(lane)
 
-    def _entry(self, lane: Lane) -> tuple[int, float, int, int, Lane]:
+    def _entry(self, lane: Any) -> tuple[int, float, int, int, Any]:
         account = lane.account
         order = account.order if self._fair else lane.head.turn
         return account.level.rank, account.tag, order, lane.entry, lane

@@ -35,7 +35,7 @@ from itertools import islice
 from operator import attrgetter
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-from headgate.gate.lanes import Account, Heap, Lane, Level, Queued, Ring
+from headgate.gate.lanes import Account, FurtherLane, Heap, HeapAccount, Lane, Level, Queued, Ring, RingAccount
 from headgate.gate.rounds import Rounds, index_of
 
 MOST_NEEDS: Final = 64
@@ -69,6 +69,9 @@ class Place(NamedTuple):
     """How many of these are of its own tenant."""
 
 
+_PARTITION: Final = attrgetter("partition")
+
+
 class Queue:
     """Tasks in an order. A task is in it at most once."""
 
@@ -77,13 +80,17 @@ class Queue:
         "_by_level",
         "_by_tenant",
         "_fair",
+        "_found",
         "_group",
         "_groups",
+        "_key",
         "_levels",
         "_most_levels",
         "_newest",
         "_of_tenant",
+        "_others",
         "_parked",
+        "_ring",
         "_serial",
         "_shares",
         "_size",
@@ -98,7 +105,7 @@ class Queue:
         self,
         order: Order,
         unserved: Collection[Hashable] = (),
-        tenant: Callable[[Any], Hashable] = attrgetter("partition"),
+        tenant: Callable[[Any], Hashable] = _PARTITION,
     ) -> None:
         """`unserved` holds the needs that nothing can serve now. It is looked at here, and changed elsewhere.
 
@@ -112,13 +119,17 @@ class Queue:
         self._shares = order.by == "shares"
         self._takes_turns = order.by == "turns" and not order.levels
         self._weight = order.weight
-        self._accounts: dict[Hashable, Account] = {}
-        self._of_tenant: dict[Hashable, list[Account]] = {}  # where a tenant may have several, one for each level
+        self._accounts: dict[Hashable, Any] = {}  # RingAccount or HeapAccount: the groups are all rings or all heaps
+        self._of_tenant: dict[Hashable, list[Any]] = {}  # where a tenant may have several, one for each level
+        self._key = self._key_of_accounts()
+        self._others: dict[Account, list[FurtherLane]] = {}  # the lanes of accounts with further needs; all have tasks
         self._groups: dict[Hashable, Ring | Heap] = {}
         self._group: Ring | Heap | None = None  # the only one
+        self._ring: Ring | None = None  # the only one, if it is a ring
         self._levels: dict[int, Level] = {}
         self._most_levels = _LEVELS
         self._parked: set[Hashable] = set()
+        self._found: Lane | None = None  # the lane of the task that was found to be first
         self._serial = 0  # of turns of accounts
         self._turn = 0  # of tasks
         self._size = 0
@@ -134,16 +145,13 @@ class Queue:
         if self._newest:
             self._join(task, -number)
             return
-        if self._by_tenant:
-            account = self._accounts.get(self._key(task) if self._by_level else self._tenant(task))
-        else:
-            account = self._accounts.get(task.priority if self._by_level else None)
-        if account is None or account.tail is None or account.need != task.terms.need:
+        account = self._accounts.get(self._key(task))
+        tail = None if account is None else account.tail
+        if account is None or tail is None or account.need != task.terms.need:
             self._join(task, number)
             return
         task.turn = number
-        tail = account.tail  # Chain.append, without the call (benchmarks/tasks.py)
-        tail.after = task
+        tail.after = task  # Chain.append, without the call (benchmarks/tasks.py)
         task.before = tail
         account.tail = task
         account.size += 1
@@ -167,7 +175,7 @@ class Queue:
         if lane.head is None:
             self._forget(lane)
 
-    def _join(self, task: Queued, turn: int) -> Lane:
+    def _join(self, task: Queued, turn: int) -> None:
         """Queue a task where this turn is."""
         task.turn = turn
         lane = self._lane(task)
@@ -180,17 +188,24 @@ class Queue:
         group = self._groups[lane.need]
         if head is None:
             group.lanes += 1
-            if not lane.account.parked:
+            if not self._is_parked(lane.account):
                 group.enter(lane)
-        elif not self._fair and lane.entry and lane.head is task:
+        elif not self._fair and lane.head is task and group.lists(lane):
             group.advance(lane)
-        return lane
 
-    def _key(self, task: Queued) -> Hashable:
-        """The key of a task's account."""
+    def _key_of_accounts(self) -> Callable[[Any], Hashable]:
+        """What gives the key of a task's account: a function in C, where there is one (benchmarks/tasks.py)."""
+        tenant = self._tenant
         if not self._by_level:
-            return self._tenant(task) if self._by_tenant else None
-        return (task.priority, self._tenant(task)) if self._by_tenant else task.priority
+            return tenant if self._by_tenant else _no_key
+        if not self._by_tenant:
+            return attrgetter("priority")
+        if tenant is _PARTITION:
+            return attrgetter("priority", "partition")
+        return lambda task: (task.priority, tenant(task))
+
+    def _is_parked(self, account: Account) -> bool:
+        return bool(self._parked) and account.tenant in self._parked
 
     def _lane(self, task: Queued) -> Lane:
         """The lane that a task belongs to, and its account and group: those that are missing are made."""
@@ -198,33 +213,43 @@ class Queue:
         if need not in self._groups:
             if self._group is not None and not self._group.lanes:
                 self._groups.clear()
-            group = self._groups[need] = Ring(need) if self._takes_turns else Heap(need, fair=self._fair)
-            self._group = group if len(self._groups) == 1 else None
-        account = self._accounts.get(key)
+            self._groups[need] = Ring(need) if self._takes_turns else Heap(need, fair=self._fair)
+            self._note_only_group()
+        account: Account | None = self._accounts.get(key)
         if account is None:
             return self._open(key, task)
         if account.need == need:
             return account
-        for lane in account.others or ():
+        others = self._others.setdefault(account, [])
+        for lane in others:
             if lane.need == need:
                 return lane
-        lane = Lane(need)
-        lane.account = account
-        account.others = [*(account.others or ()), lane]
-        return lane
+        others.append(FurtherLane(account, need))
+        return others[-1]
+
+    def lanes_of(self, account: Account) -> Iterator[Lane]:
+        """The lanes of an account that have queued tasks."""
+        if account.head is not None:
+            yield account
+        if self._others:
+            yield from self._others.get(account, ())
+
+    def _note_only_group(self) -> None:
+        group = self._group = next(iter(self._groups.values())) if len(self._groups) == 1 else None
+        self._ring = group if isinstance(group, Ring) else None
 
     def _open(self, key: Hashable, task: Queued) -> Account:
         tenant = self._tenant(task) if self._by_tenant else None
         level = self._level(task)
-        account = self._accounts[key] = Account(key, tenant, level, task.terms.need)
-        account.parked = tenant in self._parked
+        kind = RingAccount if self._takes_turns else HeapAccount
+        account = self._accounts[key] = kind(tenant, level, task.terms.need)
         level.accounts += 1
         if self._by_level and self._by_tenant:
             self._of_tenant.setdefault(tenant, []).append(account)
         if level.rounds is not None:
             self._serial += 1
             account.order = self._serial
-            if not account.parked:
+            if not self._is_parked(account):
                 level.rounds.opened(account)
             if self._shares:
                 account.weight = self._weight_of(tenant)
@@ -252,48 +277,42 @@ class Queue:
 
     def first(self) -> Any:
         """The task that is next; None if no task can be served."""
+        lane = self._found = self._first_lane()
+        return None if lane is None else lane.head
+
+    def _first_lane(self) -> Any:
         group = self._group
         if group is None:
-            lane = self._first_of_all()
-        elif self.unserved and group.need in self.unserved:
+            return self._first_of_all()
+        if self.unserved and group.need in self.unserved:
             return None
-        else:
-            lane = group.first()
-        return None if lane is None else lane.head
+        return group.first()
 
     def pop(self) -> Any:
         """Take out the task that is next; None if no task can be served."""
-        group = self._group
-        if group is None:
-            lane = self._first_of_all()
-        elif self.unserved and group.need in self.unserved:
-            return None
-        else:
-            lane = group.first()
-        if lane is None:
-            return None
-        task = lane.head
-        if self._takes_turns and isinstance(group, Ring):  # `_serve`, where it is simple (benchmarks/tasks.py)
+        ring = self._ring
+        if ring is None or self.unserved:
+            lane = self._first_lane()
+            if lane is None:
+                return None
+            if self._fair:
+                self._serve(lane.account, lane.head)
+        else:  # `_serve`, where it is simple (benchmarks/tasks.py)
+            lane = ring.turn
+            if lane is None:
+                return None
             account = lane.account
             self._serial += 1
             account.order = self._serial
-            group.turn = lane.following
-            rounds = account.level.rounds  # Rounds.served
-            rounds.length += 1
-            if account.round <= rounds.number:
+            ring.turn = lane.following
+            rounds = account.level.rounds
+            if account.round <= rounds.number and rounds.pending > 1:  # Rounds.served
                 account.round = rounds.number + 1
                 account.got = 1.0
-                rounds.sum += 1.0
-                rounds.squares += 1.0
                 rounds.pending -= 1
-            elif account.got:
-                rounds.sum += 1.0
-                rounds.squares += 2 * account.got + 1.0
-                account.got += 1.0
-            if rounds.pending <= 0:
-                rounds.turn()
-        elif self._fair:
-            self._serve(lane.account, task)
+            else:
+                rounds.served(account)
+        task = lane.head
         after = task.after
         if after is None:
             self._unlink(lane, task)
@@ -306,7 +325,9 @@ class Queue:
 
     def start(self, task: Queued) -> None:
         """Take out a task whose turn has come, though others may stand before it by now."""
-        lane = self._lane(task)
+        lane = self._found  # almost always that of `first` a moment ago (benchmarks/combined.py)
+        if lane is None or lane.head is not task:
+            lane = self._lane(task)
         if self._fair:
             self._serve(lane.account, task)
         self._unlink(lane, task)
@@ -337,7 +358,7 @@ class Queue:
         level.virtual = max(level.virtual, start)
         level.remember(tenant, start + _cost(task) / self._weight_of(tenant))
 
-    def _serve(self, account: Account, task: Queued, *, out_of_turn: bool = False) -> None:
+    def _serve(self, account: Any, task: Queued, *, out_of_turn: bool = False) -> None:
         """Give an account its turn."""
         level = account.level
         assert level.rounds is not None, "it is fair"
@@ -352,9 +373,9 @@ class Queue:
         account.order = self._serial
         level.rounds.served(account, amount)
         if self._takes_turns:  # in a heap, a lane that has to move back is noticed when it is first
-            for lane in account.lanes():
+            for lane in self.lanes_of(account):
                 group = self._groups[lane.need]
-                if isinstance(group, Ring) and lane.entry:
+                if group.lists(lane):
                     group.advance(lane)
 
     def _unlink(self, lane: Lane, task: Queued) -> None:
@@ -364,31 +385,37 @@ class Queue:
         if lane.head is None:
             self._forget(lane)
 
-    def _forget(self, lane: Lane) -> None:
+    def _forget(self, lane: Any) -> None:
         """List a lane no longer that has no task left."""
         need, account = lane.need, lane.account
         group = self._groups[need]
-        if lane.entry:
+        if group.lists(lane):
             group.leave(lane)
         group.lanes -= 1
         if not group.lanes and len(self._groups) > 1:
             del self._groups[need]
-            self._group = next(iter(self._groups.values())) if len(self._groups) == 1 else None
-        if lane is not account:
-            account.others = [one for one in account.others if one is not lane] or None
+            self._note_only_group()
+        others = self._others.get(account, ()) if self._others else ()
+        if others and lane is not account:
+            others.remove(lane)
             lane.account = None
-        if account.head is None and account.others is None:
-            self._close(account)
+        if not others:
+            self._others.pop(account, None)
+            if account.head is None:
+                self._close(account)
 
     def _close(self, account: Account) -> None:
-        del self._accounts[account.key]
-        level = account.level
+        level, tenant = account.level, account.tenant
+        if not self._by_level:
+            del self._accounts[tenant]
+        else:
+            del self._accounts[(-level.rank, tenant) if self._by_tenant else -level.rank]
         level.accounts -= 1
         if (known := self._of_tenant.get(account.tenant)) is not None:
             known.remove(account)
             if not known:
                 del self._of_tenant[account.tenant]
-        if level.rounds is not None and not account.parked:
+        if level.rounds is not None and not self._is_parked(account):
             level.rounds.closed(account)
         if self._shares:
             level.remember(account.tenant, account.tag)
@@ -419,7 +446,7 @@ class Queue:
         accounts = dict.fromkeys(lane.account for lane in sorted(lanes, key=self._rank))
         return list(islice(accounts, most))
 
-    def accounts_of(self, tenant: Hashable) -> list[Account]:
+    def accounts_of(self, tenant: Hashable) -> list[Any]:
         """The accounts of a tenant, one for each level at which it has tasks queued, the first level first."""
         if self._by_level:
             return sorted(self._of_tenant.get(tenant, ()), key=lambda account: account.level.rank)
@@ -440,7 +467,7 @@ class Queue:
     def tag(self, tenant: Hashable, priority: int = 0) -> float:
         """The tag of a tenant, at the level of this priority."""
         account = self._accounts.get((priority, tenant) if self._by_level else tenant)
-        return self._level_of(priority).first_tag(tenant) if account is None else account.tag
+        return self._level_of(priority).first_tag(tenant) if account is None else float(account.tag)
 
     def set_tag(self, tenant: Hashable, tag: float, priority: int = 0) -> None:
         """Let a tenant have this tag, at the level of this priority."""
@@ -451,7 +478,7 @@ class Queue:
                 level.remember(tenant, tag)
         elif account.tag != tag:
             is_smaller, account.tag = tag < account.tag, tag
-            for lane in account.lanes() if is_smaller else ():
+            for lane in self.lanes_of(account) if is_smaller else ():
                 self._groups[lane.need].advance(lane)
 
     def virtual(self, priority: int = 0) -> float:
@@ -467,27 +494,28 @@ class Queue:
 
     def park(self, tenant: Hashable) -> None:
         """Pass over the tasks of this tenant until `unpark`."""
+        if tenant in self._parked:
+            return
         self._parked.add(tenant)
         for account in self.accounts_of(tenant):
-            if not account.parked:
-                account.parked = True
-                for lane in account.lanes():
-                    self._groups[lane.need].leave(lane)
-                if account.level.rounds is not None:
-                    account.level.rounds.closed(account)
+            for lane in self.lanes_of(account):
+                self._groups[lane.need].leave(lane)
+            if account.level.rounds is not None:
+                account.level.rounds.closed(account)
 
     def unpark(self, tenant: Hashable) -> None:
         """Let the tasks of this tenant take their turns again. It claims at most the one turn that it missed."""
+        if tenant not in self._parked:
+            return
         self._parked.discard(tenant)
         for account in self.accounts_of(tenant):
-            if account.parked:
-                account.parked = False
-                level = account.level
-                if level.rounds is not None:
+            level = account.level
+            if level.rounds is not None:
+                if self._shares:
                     account.tag = max(account.tag, level.virtual)
-                    level.rounds.opened(account)
-                for lane in account.lanes():
-                    self._groups[lane.need].enter(lane)
+                level.rounds.opened(account)
+            for lane in self.lanes_of(account):
+                self._groups[lane.need].enter(lane)
 
     def set_apart(self, tenants: bool) -> None:
         """Keep tenants apart, so that they can be parked, or no longer. Nobody is parked. Fair orders always do."""
@@ -497,6 +525,7 @@ class Queue:
         for task in tasks:
             self.remove(task)
         self._by_tenant = tenants
+        self._key = self._key_of_accounts()
         for task in tasks:
             self._join(task, task.turn)
 
@@ -533,7 +562,7 @@ class Queue:
             tag = self._level(task).first_tag(tenant) if mine is None else mine.tag
             due = tag + own * _cost(task) / (self._weight_of(tenant) if mine is None else mine.weight)
         for other in islice(self._accounts.values(), MANY):
-            if other is mine or other.parked or other.level.rank > rank:
+            if other is mine or self._is_parked(other) or other.level.rank > rank:
                 continue
             lanes = self.open_lanes(other, need)
             size = sum(lane.size for lane in lanes)
@@ -550,7 +579,7 @@ class Queue:
 
     def open_lanes(self, account: Account, *needs: Hashable) -> list[Lane]:
         """The lanes of an account that can be served, and those with one of these needs."""
-        return [lane for lane in account.lanes() if lane.need not in self.unserved or lane.need in needs]
+        return [lane for lane in self.lanes_of(account) if lane.need not in self.unserved or lane.need in needs]
 
     def _count(self, lane: Lane, task: Queued | None, turn: int, *, new: bool) -> float:
         """How many tasks of a lane come before this turn."""
@@ -570,8 +599,12 @@ class Queue:
 
     def __iter__(self) -> Iterator[Any]:
         for account in self._accounts.values():
-            for lane in account.lanes():
+            for lane in self.lanes_of(account):
                 yield from lane
+
+
+def _no_key(task: Queued) -> None:
+    """All tasks have one account."""
 
 
 def _cost(task: Queued) -> float:

@@ -32,7 +32,7 @@ class Standing(Protocol):
 class Rounds:
     """Jain's index, round by round."""
 
-    __slots__ = ("_backlogged", "_members", "_past", "length", "number", "pending", "squares", "sum")
+    __slots__ = ("_backlogged", "_length", "_members", "_past", "_squares", "_sum", "_weighted", "number", "pending")
 
     def __init__(self) -> None:
         self.number: int = 1
@@ -40,9 +40,12 @@ class Rounds:
         self._members = 0
         self.pending: int = 0
         """How many members of this round were not served yet."""
-        self.length: int = 0
-        self.sum: float = 0.0
-        self.squares: float = 0.0
+        # Of this round, besides one task and 1.0 for each member that was served and is not `_weighted`: the usual turn
+        # of a member changes `pending`, and nothing else (benchmarks/tasks.py).
+        self._length = 0
+        self._sum = 0.0
+        self._squares = 0.0
+        self._weighted = 0
         self._past: deque[tuple[float, int]] = deque(maxlen=_ROUNDS)
 
     def opened(self, standing: Standing) -> None:
@@ -53,16 +56,20 @@ class Rounds:
 
     def served(self, standing: Standing, amount: float = 1.0) -> None:
         """A task of this tenant was started; `amount` is its cost divided by the tenant's weight."""
-        self.length += 1
-        got = 0.0
         if standing.round <= self.number:
             standing.round = self.number + 1
+            standing.got = amount
             self.pending -= 1
-        elif not (got := standing.got):
-            amount = 0.0  # it came in the middle of this round
-        standing.got = got + amount
-        self.sum += amount
-        self.squares += amount * (2 * got + amount)
+            if amount != 1.0:
+                self._weighted += 1
+                self._sum += amount
+                self._squares += amount * amount
+        else:
+            self._length += 1
+            if got := standing.got:  # else it came in the middle of this round
+                standing.got = got + amount
+                self._sum += amount
+                self._squares += amount * (2 * got + amount)
         if self.pending <= 0:
             self.turn()
 
@@ -82,23 +89,28 @@ class Rounds:
     def last(self) -> list[tuple[float, int]]:
         """Return the index of each of the last rounds, and its number of tasks."""
         rounds = list(self._past)
-        if self._members >= 2 and self.length >= 2 * self._members:  # an unfair round may take very long to end
-            rounds.append((self._jain(), self.length))
+        length = self._served_by_now()
+        if self._members >= 2 and length >= 2 * self._members:  # an unfair round may take very long to end
+            rounds.append((self._jain(), length))
         return rounds
 
+    def _served_by_now(self) -> int:
+        return self._length + self._members - self.pending
+
     def _jain(self) -> float:
-        most = self._members * self.squares
+        ones = self._members - self.pending - self._weighted
+        total, most = self._sum + ones, self._members * (self._squares + ones)
         # 1.0 too if costs were so large that they cannot be added up. Tasks run all the same.
-        return self.sum * self.sum / most if 0.0 < most < math.inf else 1.0
+        return total * total / most if 0.0 < most < math.inf else 1.0
 
     def turn(self) -> None:
         """Begin the next round, with all who are members now."""
         if self._members >= 2:
-            self._past.append((self._jain(), self.length))
+            self._past.append((self._jain(), self._served_by_now()))
         self.number += 1
         self._members = self.pending = self._backlogged
-        self.length = 0
-        self.sum = self.squares = 0.0
+        self._length = self._weighted = 0
+        self._sum = self._squares = 0.0
 
 
 def index_of(levels: Iterable[Rounds]) -> float:

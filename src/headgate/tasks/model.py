@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, cast, get_args
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, TypeAlias, cast, get_args
 from weakref import ref
 
 from headgate.core.current_task import Standing
@@ -71,6 +72,7 @@ class Terms:
 
 
 PLAIN: Final = Terms()
+IMPLIED: Final = "implied"  # compared by identity
 
 
 class Mark(NamedTuple):
@@ -101,6 +103,8 @@ class Owner(Protocol):
 
     name: str
     id: str
+    keyed: bool
+    """Does the pool know tenants by their `key`?"""
     loop: asyncio.AbstractEventLoop | None
     scheduler: Any
     """Its `Scheduler`, which imports this module; so do the others that are Any here."""
@@ -135,44 +139,63 @@ class Owner(Protocol):
         """Give every free slot to whoever is next."""
 
 
+class Rare:
+    """What most tasks do not have. A task is given one when it first needs it, so the others do not pay for it."""
+
+    __slots__ = ("dependents", "further_attempts", "key", "parent", "since", "trail", "waits")
+
+    def __init__(self, parent: TaskRecord | None = None, key: Hashable = IMPLIED) -> None:
+        self.parent: TaskRecord | None = parent
+        self.key: Hashable = key
+        """IMPLIED: what the strategy of its pool makes of its tenant."""
+        self.since: Moment | None = None
+        """When it was queued again."""
+        self.further_attempts: int = 0
+        """How many attempts have begun after the first, less those that do not count."""
+        self.dependents: dict[TaskRecord, Terms] | None = None
+        self.waits: Waits | None = None
+        self.trail: list[Mark] | None = None
+
+    @property
+    def has_ties(self) -> bool:
+        """Is there another task that hears of the end of this one?"""
+        return self.parent is not None or self.dependents is not None or self.waits is not None
+
+
 class TaskRecord:
     """One task, as its pool keeps it. Read its fields if you must; only the pool writes them.
 
     One object from submit to the end, linked into its queue by `before` and `after`: a queued task is this, its
-    arguments and its context, and nothing else.
+    arguments and its context, and nothing else. Two things keep it small (benchmarks/tasks.py): what few tasks have is
+    in `rare`, and `turn`, `task` and `ended` are all `stage`, because a task has one of them at a time.
     """
 
     __slots__ = (
         "__weakref__",
         "after",
         "args",
-        "attempt",
         "before",
         "context",
-        "dependents",
-        "ended",
         "fn",
-        "key",
         "moment",
         "number",
         "outcome",
         "owner",
-        "parent",
         "partition",
         "permit",
         "priority",
-        "ran_with",
-        "since",
+        "rare",
         "slot",
+        "stage",
         "started",
         "status",
-        "task",
         "terms",
-        "trail",
-        "turn",
         "waiters",
-        "waits",
     )
+
+    if TYPE_CHECKING:
+        turn: int
+        """Its turn in the queue, which the queue sets; 0 before that. Another name of `stage`, see below."""
 
     def __init__(
         self,
@@ -188,38 +211,31 @@ class TaskRecord:
         partition: Hashable = None,
         terms: Terms = PLAIN,
     ) -> None:
+        """`key` is None where the strategy of the pool takes it for the tenant."""
         self.owner: Owner = owner
         self.number: int = number
         self.fn: Callable[..., Any] | None = fn
         self.args: tuple[Any, ...] = args
         self.context: Context | None = context
         self.moment: Moment = moment
-        self.parent: TaskRecord | None = parent
-        """The task that submitted it. A finished one is replaced by its own parent."""
-        self.dependents: dict[TaskRecord, Terms] | None = None
-        """Unfinished tasks that end with an attempt of this one, and the terms that they asked for."""
         self.priority: int = priority
-        self.key: Hashable = key
         self.partition: Hashable = partition
         self.terms: Terms = terms
-        self.since: Moment = moment
-        """When it joined the queue: submitted, or queued again."""
+        self.rare: Rare | None = None
+        if parent is not None or key is not None:
+            self.rare = Rare(parent, IMPLIED if key is None else key)
         self.status: TaskStatus = "queued"
-        self.attempt: int = 0
         self.slot: Slot | None = None
-        self.task: Cancellable | None = None
-        self.waits: Waits | None = None
+        self.stage: int | Cancellable | Moment | None = 0
+        """In the queue its `turn`, while it runs its `task`, and at last when it ended."""
         self.waiters: Any = None
         self.started: Moment | None = None
-        self.ended: Moment | None = None
         self.outcome: Any = None
         self.permit: Any = None
-        """What its allocator reserved for this attempt; None: nothing, or the attempt is over."""
-        self.ran_with: RanWith | None = None
-        """With what its last attempt ran, when it has ended."""
-        self.trail: list[Mark] | None = None
-        """What happened on its way, for its story; None: nothing worth telling besides the fields."""
-        self.turn: int = 0
+        """What its allocator reserved for this attempt, and what remains of that (`RanWith`) when the task has ended.
+
+        None: nothing, or the attempt is over.
+        """
         self.before: TaskRecord | None = None
         self.after: TaskRecord | None = None
 
@@ -227,6 +243,91 @@ class TaskRecord:
     def finished(self) -> bool:
         """Has the task reached its terminal state?"""
         return self.status not in UNFINISHED
+
+    @property
+    def task(self) -> Cancellable | None:
+        """What runs it; None before that, and when its body is done."""
+        stage = self.stage
+        return None if stage is None or isinstance(stage, (int, Moment)) else stage
+
+    @property
+    def ended(self) -> Moment | None:
+        """When it ended."""
+        stage = self.stage
+        return stage if isinstance(stage, Moment) else None
+
+    @ended.setter
+    def ended(self, moment: Moment | None) -> None:
+        self.stage = moment
+
+    @property
+    def key(self) -> Hashable:
+        """The `key` of its submit, or its tenant if its pool knows tenants by that name."""
+        rare = self.rare
+        if rare is not None and rare.key is not IMPLIED:
+            return rare.key
+        return self.partition if self.partition is not None and self.owner.keyed else None
+
+    @property
+    def attempt(self) -> int:
+        """How many attempts have begun."""
+        first = 0 if self.started is None else 1
+        return first if self.rare is None else first + self.rare.further_attempts
+
+    @attempt.setter
+    def attempt(self, number: int) -> None:
+        self._made_rare().further_attempts = number - (0 if self.started is None else 1)
+
+    @property
+    def since(self) -> Moment:
+        """When it joined the queue: submitted, or queued again."""
+        return self.moment if self.rare is None else self.rare.since or self.moment
+
+    @since.setter
+    def since(self, moment: Moment) -> None:
+        self._made_rare().since = moment
+
+    @property
+    def parent(self) -> TaskRecord | None:
+        """The task that submitted it. A finished one is replaced by its own parent."""
+        return None if self.rare is None else self.rare.parent
+
+    @parent.setter
+    def parent(self, parent: TaskRecord | None) -> None:
+        self._made_rare().parent = parent
+
+    @property
+    def dependents(self) -> dict[TaskRecord, Terms] | None:
+        """Unfinished tasks that end with an attempt of this one, and the terms that they asked for."""
+        return None if self.rare is None else self.rare.dependents
+
+    @dependents.setter
+    def dependents(self, dependents: dict[TaskRecord, Terms] | None) -> None:
+        if dependents is not None or self.rare is not None:
+            self._made_rare().dependents = dependents
+
+    @property
+    def waits(self) -> Waits | None:
+        """The waits of this task for others, and of others for it."""
+        return None if self.rare is None else self.rare.waits
+
+    @waits.setter
+    def waits(self, waits: Waits) -> None:
+        self._made_rare().waits = waits
+
+    @property
+    def trail(self) -> list[Mark] | None:
+        """What happened on its way, for its story; None: nothing worth telling besides the fields."""
+        return None if self.rare is None else self.rare.trail
+
+    @trail.setter
+    def trail(self, trail: list[Mark]) -> None:
+        self._made_rare().trail = trail
+
+    def _made_rare(self) -> Rare:
+        if self.rare is None:
+            self.rare = Rare()
+        return self.rare
 
     @property
     def standing(self) -> Standing:
@@ -238,6 +339,10 @@ class TaskRecord:
     def label(self) -> str:
         """The name of the task in messages: pool and number."""
         return f"{self.owner.name}#{self.number}"
+
+
+if not TYPE_CHECKING:
+    TaskRecord.turn = TaskRecord.stage
 
 
 def leave_parent(task: TaskRecord) -> None:
@@ -283,7 +388,15 @@ class RanWith(NamedTuple):
 
 def remains_of(permit: object) -> RanWith:
     """Return what is kept of a permit when its task has ended."""
-    return RanWith(getattr(permit, "resource_id", None), getattr(permit, "worker", None))
+    if permit.__class__ is RanWith:
+        return permit
+    return ran_with(getattr(permit, "resource_id", None), getattr(permit, "worker", None))
+
+
+@lru_cache(1024)
+def ran_with(resource_id: str | None, worker: str | None) -> RanWith:
+    """What remains of a permit with these: tasks share it, for there are many more of them (benchmarks/combined.py)."""
+    return RanWith(resource_id, worker)
 
 
 class Told(NamedTuple):
@@ -368,6 +481,23 @@ class Remains(NamedTuple):
     outcome: Told | Dropped | Cancelled | None
     ran_with: RanWith | None
     trail: list[Mark] | None
+
+
+Completed: TypeAlias = "tuple[ref[TaskRecord], int, Hashable, int, Moment, Moment | None, Moment, Any]"
+"""What is remembered of a task that completed, was submitted without options, and has nothing rare.
+
+The task, its number, tenant and priority; when it was submitted, started and ended; and what remains of its permit. The
+rest of its `Remains` is the same for all of them.
+"""
+
+
+def remains_of_completed(kept: Completed, *, keyed: bool) -> Remains:
+    """The `Remains` of such a task. `keyed` says whether its pool knows tenants by their `key`."""
+    task, number, partition, priority, moment, started, ended, ran_with = kept
+    key = partition if keyed else None
+    return Remains(
+        *(task, number, "completed", key, partition, priority, PLAIN, 1, moment, started, ended, None, ran_with, None)
+    )
 
 
 def ended_so(task: TaskRecord) -> Told | Dropped | Cancelled | None:

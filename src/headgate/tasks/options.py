@@ -21,8 +21,6 @@ from headgate.tasks.strategies import KEY, OPTIONS, Strategy
 Asked: TypeAlias = tuple[int, Hashable, Hashable, Terms]
 """What a submit asks for: priority, key, partition, terms. A plain tuple, because one is made for every submit."""
 
-NOTHING: Final[Asked] = (0, None, None, PLAIN)
-
 
 def parse(
     options: dict[str, Any],

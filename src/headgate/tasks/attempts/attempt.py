@@ -13,7 +13,7 @@ from headgate.core.current_task import CURRENT, tenant_text
 from headgate.resources.engine import Engine
 from headgate.resources.members import Use
 from headgate.resources.model import Resource
-from headgate.tasks.model import RanWith, TaskRecord, remains_of
+from headgate.tasks.model import RanWith, TaskRecord, ran_with
 from headgate.tasks.streams import has_opened
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class Attempt:
 
     def remains(self) -> RanWith:
         """What is kept of the attempt when its task has ended."""
-        return remains_of(self)
+        return ran_with(self.resource_id, self.worker)
 
     # -- as the owner of a call that nobody awaits (see `headgate.workers.client.taskless.Owner`) ----------------------
 

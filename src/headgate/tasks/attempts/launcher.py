@@ -7,8 +7,9 @@ from inspect import CO_COROUTINE
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, cast
 
-from headgate.core.cancellation import Steered, primed
+from headgate.core.cancellation import PRIMED, Steered
 from headgate.resources.current_use import begin_use
+from headgate.resources.events import USAGE
 from headgate.tasks.attempts.attempt import Attempt
 from headgate.tasks.attempts.verdicts import Interrupted, Verdicts
 from headgate.tasks.model import Cancellable, TaskRecord
@@ -43,10 +44,12 @@ class AttemptLauncher:
 
     def start(self, task: TaskRecord, permit: Attempt, completion: Completion) -> Cancellable:
         """Send the task to a worker, if that is all there is to do here; else run it in an asyncio Task."""
-        placing, context = self._placing, task.context
-        if placing is not None and context is not None and not permit.interrupted and task.fn.__class__ is FunctionType:
-            args = task.args if permit.use is None else (permit.resource, *task.args)
-            sent = placing.send(task.fn, args, permit, context, permit)
+        placing = self._placing
+        if placing is None:
+            return self.here.start_body(task, self._drive(task, permit, completion), completion)
+        context = task.context
+        if context is not None and not permit.interrupted and task.fn.__class__ is FunctionType:
+            sent = placing.send(task.fn, _args(task, permit), permit, context, permit)
             if sent is not None:
                 permit.sent(sent, self.verdicts, self.start_here, completion)
                 if permit.use is not None and (engine := permit.use.member.rotation.owner) is not None:
@@ -56,11 +59,12 @@ class AttemptLauncher:
 
     def start_here(self, task: TaskRecord, attempt: Attempt, completion: Completion) -> None:
         """Run a task in an asyncio Task whose call no worker has taken."""
-        task.task = self.here.start_body(task, self._drive(task, attempt, completion), completion)
+        task.stage = self.here.start_body(task, self._drive(task, attempt, completion), completion)
 
     def announce(self, task: TaskRecord) -> None:
         """Emit the events that say with what the task runs. Listeners may do anything to the task, so not earlier."""
-        self.verdicts.started(task)
+        if USAGE.listeners:
+            self.verdicts.started(task)
         if self._placing is not None:
             self._placing.announce(task.task)
 
@@ -74,9 +78,9 @@ class AttemptLauncher:
 
     async def _drive(self, task: TaskRecord, attempt: Attempt, completion: Completion) -> None:
         """Call the function with the resource and learn from how it ends: one coroutine (benchmarks/combined.py)."""
-        use = attempt.use
+        use, placing = attempt.use, self._placing
         try:
-            await primed()
+            await PRIMED
             CURRENT.set(task)
             if use is not None and use.reservation is not None:
                 begin_use(use)
@@ -84,13 +88,12 @@ class AttemptLauncher:
                 raise Interrupted
             fn = task.fn
             made: Coroutine[Any, Any, Any]
-            args = task.args if use is None else (attempt.resource, *task.args)
-            if self._placing is not None:
-                made = self._call_there(self._placing, task, args, attempt, completion)
-            elif isinstance(fn, FunctionType) and fn.__code__.co_flags & CO_COROUTINE:
-                made = fn(*args)
+            if placing is not None:
+                made = self._call_there(placing, task, _args(task, attempt), attempt, completion)
+            elif use is not None and fn.__class__ is FunctionType and fn.__code__.co_flags & CO_COROUTINE:
+                made = fn(attempt.resource, *task.args)
             else:
-                made = self.here.call(task, args, completion)
+                made = self.here.call(task, _args(task, attempt), completion)
             if use is None or use.handle is not attempt:
                 result = await made
             else:  # it may be interrupted, as an operation of `ResourcePool.run`: only if it suspends
@@ -125,9 +128,13 @@ class AttemptLauncher:
         return self.here.call(task, args, completion)
 
 
+def _args(task: TaskRecord, attempt: Attempt) -> tuple[Any, ...]:
+    return task.args if attempt.use is None else (attempt.resource, *task.args)
+
+
 def _holds_thread(placing: Placing, task: TaskRecord) -> bool:
     """Does the task run on a worker, with a resource, as a plain function that nothing can interrupt?"""
-    attempt: Attempt | None = task.permit
-    if attempt is None or attempt.worker is None or not attempt.holds:
+    attempt = task.permit
+    if not isinstance(attempt, Attempt) or attempt.worker is None or not attempt.holds:
         return False
     return not placing.can_stop(task.fn)

@@ -108,6 +108,8 @@ class ResourceSupply:
         self._others: Affinity = ("others", id(self))  # stands for the affinities that have no class of their own
         # What can be served some day: found so, and no resource has gone since.
         self._hopeful: set[tuple[Requirement, AnyCost]] = set()
+        self._era = object()  # another one whenever a resource has gone
+        self._any_in: object = None  # the era in which a resource was found for tasks that ask for any
         self._places: dict[Requirement, _Place] = {}
         self._granted: dict[Use, None] = {}  # each for the first task that can use it
         self._offered: Use | None = None  # the one of these that is being offered to all tasks
@@ -136,6 +138,9 @@ class ResourceSupply:
 
     def impossible(self, task: TaskRecord) -> Exception | None:
         """Why there is no resource that the task could ever have; None if there is one."""
+        era = self._era
+        if task.terms is PLAIN and self._any_in is era:
+            return None  # a look-up would cost more than all else here (benchmarks/combined.py)
         requirement, cost = requirement_of(task), task.terms.cost or 0.0
         if (requirement, cost) in self._hopeful:
             return None
@@ -146,6 +151,8 @@ class ResourceSupply:
             if len(self._hopeful) >= _MOST_HOPEFUL:
                 self._hopeful.clear()
             self._hopeful.add((requirement, cost))
+            if task.terms is PLAIN:
+                self._any_in = era
             return None
 
     def reserve(self, task: TaskRecord, *, wait: bool) -> Attempt | None:
@@ -160,11 +167,12 @@ class ResourceSupply:
         use = self._take(requirement, self.calls.get(task) if self.calls else None, affinity, cost, wait=wait)
         if use is None:
             return None
-        attempt = Attempt(task, use, use.member.resource)
-        if isinstance(task.fn, StreamBody):
-            task.fn.when_open = attempt.opened
-        code = getattr(task.fn, "__code__", None)
-        if (code is not None and code.co_flags & CO_COROUTINE and self._placing is None) or self.can_stop(task.fn):
+        attempt, fn = Attempt(task, use, use.member.resource), task.fn
+        if isinstance(fn, StreamBody):
+            fn.when_open = attempt.opened
+        if (self._placing is None and fn.__class__ is FunctionType and fn.__code__.co_flags & CO_COROUTINE) or (
+            self.can_stop(fn)
+        ):
             if use.handle is CANCEL_REQUESTED:
                 attempt.interrupted = True
             use.handle = attempt
@@ -364,7 +372,7 @@ class ResourceSupply:
 
     def changed(self) -> None:
         """Note that a resource was removed or disabled. From any thread."""
-        self._hopeful = set()
+        self._hopeful, self._era = set(), object()
         loop = self.loop()
         if loop is not None and self._changes is not None:
             try:

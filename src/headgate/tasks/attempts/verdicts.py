@@ -83,7 +83,7 @@ class Verdicts:
     def started(self, task: TaskRecord) -> None:
         """Tell with what a task runs."""
         attempt: Attempt | None = task.permit
-        if self._resources and events.USAGE.listeners and attempt is not None and attempt.use is not None:
+        if self._resources is not None and attempt is not None and attempt.use is not None:
             attempt.use.request_id = attempt.request_id
             self._resources.acquired(attempt.use)
 
@@ -92,7 +92,7 @@ class Verdicts:
         attempt: Attempt | None = task.permit
         error = task.outcome.error if task.status == "failed" else None
         if attempt is not None:
-            task.ran_with, task.permit = attempt.remains(), None
+            task.permit = attempt.remains()
             attempt.task = attempt.resource = None
         if self._resources is None:
             return
@@ -122,10 +122,11 @@ class Verdicts:
         if resources is not None and use is not None:
             if use.level:
                 resources.answered(use, result)
-            judges = resources.classifies and not isinstance(task.fn, StreamBody)
-            if judges and (signal := resources.judged(use, result)) is not None:
-                attempt.use = None
-                return self._after(resources, task, use, signal, signal, completion)
+            if resources.engine.classify is not None and not isinstance(task.fn, StreamBody):
+                signal = resources.judged(use, result)
+                if signal is not None:
+                    attempt.use = None
+                    return self._after(resources, task, use, signal, signal, completion)
             attempt.use = None
             if events.USAGE.listeners or events.RUN.listeners:
                 use.request_id = attempt.request_id
@@ -136,7 +137,7 @@ class Verdicts:
                 resources.ending = False
             if resources.calls:
                 resources.calls.pop(task, None)
-        task.ran_with, task.permit = attempt.remains(), None
+        task.permit = attempt.remains()
         attempt.task = attempt.running = None  # the last answer of a worker is held until its next, and with it this
         return None
 

@@ -28,7 +28,7 @@ from headgate.stores.jsonl.scanner import Brief, StoredTasks
 from headgate.stores.port import Done, Entry, ErrorText, Journal, StoredTask
 from headgate.stores.result_types import LOADED, ResultTypes
 from headgate.tasks.handle import TaskHandle
-from headgate.tasks.model import PLAIN, TERMINAL, Dropped, Failure, Moment, TaskRecord, TaskStatus, Terms, Told
+from headgate.tasks.model import PLAIN, TERMINAL, Dropped, Failure, Moment, Rare, TaskRecord, TaskStatus, Terms, Told
 from headgate.tasks.scheduling.idempotency import difference, payload_name, work_of
 from headgate.tasks.scheduling.states import Former
 
@@ -205,10 +205,11 @@ class Records:
             moment,
             None,
             about.get("priority", 0),
-            about.get("key"),
+            None,
             about.get("partition"),
             terms,
         )
+        task.rare = Rare(key=about.get("key"))  # as it was stored, whatever the strategy is today
         restore(task, stored)
         task.status = _status(stored["status"])
         return task
@@ -279,8 +280,8 @@ def _key(about: Mapping[str, Any]) -> str | None:
 
 def restore(task: TaskRecord, stored: StoredTask) -> None:
     """Give a task of a former run its outcome and its times."""
-    task.attempt = stored["attempt"]
     task.started = None if stored["started_at"] is None else Moment(0.0, stored["started_at"])
+    task.attempt = stored["attempt"]
     task.ended = None if stored["finished_at"] is None else Moment(0.0, stored["finished_at"])
     if stored["status"] == "completed":
         task.outcome = stored["result"]

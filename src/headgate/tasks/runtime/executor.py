@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Hashable
 from contextvars import Context
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from headgate.calls.retry_budget import RetryBudget
 from headgate.calls.retrying import is_retried
@@ -60,11 +60,16 @@ from headgate.tasks.scheduling.slots import stuck, waiting_for
 from headgate.tasks.scheduling.states import TaskStates
 from headgate.tasks.scheduling.submit_queue import SubmitQueue
 from headgate.tasks.scheduling.timers import Errand, Timers
+from headgate.tasks.strategies import KEY
 from headgate.tasks.streams import has_opened
 
 _AGES = 4096
 START_HOOKS: list[Callable[[TaskRecord], object]] = []  # called before each attempt of any pool; see observe
 TICK = 1e-4  # tasks of the same tenth of a millisecond share one Moment
+
+
+NOWHERE: Final = object()
+"""No event loop."""
 
 
 class Executor:
@@ -85,7 +90,9 @@ class Executor:
         self.name: str = name
         self.id: str = pool_id
         self.scheduler: Scheduler = scheduler
-        self.states: TaskStates = TaskStates(keep, self.revive)
+        self.keyed: bool = scheduler.strategy.key == KEY
+        """Whether tenants are known by the `key` of their tasks, and by no other name."""
+        self.states: TaskStates = TaskStates(keep, self.revive, keyed=self.keyed)
         self.reporter: Reporter = reporter
         self.records: Records | None = records
         self.launcher: Launcher = ports.launcher
@@ -104,13 +111,16 @@ class Executor:
         self.failures: Failures = failures or Failures(0)
         self.unseen: OrderedDict[int, Told] = self.failures.unseen
         self.state: Literal["open", "closing", "closed"] = "open"
+        self.accepts_on: object = NOWHERE
+        """The event loop of the pool while it is open, so that a submit asks one question (benchmarks/tasks.py)."""
         self.ending: Ending = Ending(name, scheduler, ports.launcher)
         self.lending: Lending = Lending(self)
         self.on_bind: Callable[[], None] | None = None  # called when the pool has its event loop
-        self.on_start: Callable[[TaskRecord], None] | None = None  # called before each attempt
+        self._on_start: Callable[[TaskRecord], None] | None = None
         self.retry_budget: RetryBudget | None = retry_budget
         if retry_budget is not None:
-            self._before_each(self._count_first)
+            self.before_each(self._count_first)
+        self._is_plain = self._starts_plainly()
         self._listener: Listener | None = None
         self._asked: dict[TaskRecord, str] = {}  # running tasks that were told to stop, and why
         self._overdue: dict[TaskRecord, asyncio.TimerHandle] = {}
@@ -124,6 +134,20 @@ class Executor:
     def attach(self, listener: Listener) -> None:
         """Tell this listener what matters to submitters."""
         self._listener = listener
+
+    @property
+    def on_start(self) -> Callable[[TaskRecord], None] | None:
+        """Called before each attempt."""
+        return self._on_start
+
+    @on_start.setter
+    def on_start(self, on_start: Callable[[TaskRecord], None] | None) -> None:
+        self._on_start = on_start
+        self._is_plain = self._starts_plainly()
+
+    def _starts_plainly(self) -> bool:
+        """Is nobody of this pool told of starts, and needs a task nothing else to start?"""
+        return self.allocator is None and self.records is None and self._on_start is None and not self.reporter.audit
 
     def moment(self) -> Moment:
         """The time now, on both clocks."""
@@ -315,13 +339,16 @@ class Executor:
 
     def start(self, task: TaskRecord, moment: Moment) -> None:
         """Run a task that has its slot and its permit."""
-        if task.status == "queued":  # TaskStates.move, inlined for benchmarks/tasks.py
-            task.status = "running"
-        else:
+        if task.status != "queued":
             self.states.move(task, "running")
-        task.started = moment
-        task.attempt += 1
-        waited = moment.now - task.since.now
+        task.status = "running"  # TaskStates.move, inlined for benchmarks/tasks.py
+        if task.started is None:  # its first attempt
+            task.started = moment
+            waited = moment.now - task.moment.now
+        else:
+            attempt, task.started = task.attempt, moment
+            task.attempt = attempt + 1
+            waited = moment.now - task.since.now
         self.ages.append((task.partition, waited))
         pace = self.pace  # see `Pace`
         if waited:
@@ -329,13 +356,22 @@ class Executor:
         else:
             pace.free += moment.now - pace.last
         pace.last = moment.now
+        if self._is_plain and task.terms is PLAIN and not START_HOOKS and not AUDIT.listeners:
+            task.stage = self.launcher.start(task, None, self)
+        else:
+            self._start_observed(task, moment)
+
+    def _start_observed(self, task: TaskRecord, moment: Moment) -> None:
+        """Start a task that has a permit or time limits, or of whose start somebody hears."""
         if self.records is not None:
             self.records.started(task, moment.wall)
         if self.on_start is not None:
             self.on_start(task)
         for hook in START_HOOKS:
             hook(task)
-        task.task = self.launcher.start(task, task.permit, self)
+        running = self.launcher.start(task, task.permit, self)
+        if task.status == "running":  # else its end was told before this returned
+            task.stage = running
         terms = task.terms
         if terms is not PLAIN and (terms.timeout is not None or terms.deadline is not None):
             self._watch(task, moment.now)
@@ -370,10 +406,30 @@ class Executor:
 
     def succeeded(self, task: TaskRecord, result: Any) -> None:
         """End a task whose function returned this."""
-        if self.results is None:
-            self.end(task, "completed", result)
-        else:
+        if self.results is not None:
             self.end(task, *self.results.ending(task, result))
+        elif task.terms is not PLAIN or self.records is not None or (task.rare is not None and task.rare.has_ties):
+            self.end(task, "completed", result)
+        else:  # `end`, without what such a task cannot have (benchmarks/tasks.py)
+            task.outcome = result
+            if self._asked:
+                self._asked.pop(task, None)
+            moment = self.last
+            if not 0.0 <= clock.now() - moment.now < TICK:
+                moment = self.moment()
+            self.states.completed(task, moment)
+            task.context = task.fn = None
+            task.args = ()
+            if not (task.waiters or AUDIT.listeners or self.reporter.audit or self.submit_queue.line):
+                heir = self.scheduler.succeed(task)
+                if heir is None:
+                    self.pump()
+                elif heir.terms is PLAIN:
+                    self.start(heir, moment)
+                else:
+                    self.launch(heir, moment)
+            else:
+                self._pass_on_slot(task, moment)
 
     def failed(self, task: TaskRecord, error: BaseException, failures: int | None = None) -> bool:
         """End a task whose function raised this, or try it again (see `Completion.failed`)."""
@@ -470,7 +526,7 @@ class Executor:
             timer.cancel()
         self.scheduler.release(task)
         self.lending.resume(task)
-        task.task = None
+        task.stage = None
         self.states.move(task, "queued")
         if self.records is not None:
             self.records.requeued(task, moment.wall)
@@ -521,21 +577,26 @@ class Executor:
     def end(self, task: TaskRecord, status: TaskStatus, outcome: Any) -> None:
         """Record the outcome of a task whose function is done, and give its slot to the next."""
         task.outcome = outcome
-        if self._asked:
-            self._asked.pop(task, None)
-        if self._overdue and (timer := self._overdue.pop(task, None)) is not None:
-            timer.cancel()
-        now, moment = clock.now(), self.last
-        if not 0.0 <= now - moment.now < TICK:
-            moment = self.moment()
+        self._unwatch(task)
+        moment = self.moment()
         if self.records is not None:
             if task.dependents and status != "completed":
                 cancel_children(task, status)  # before its slot is given to one of them
             self.scheduler.vacate(task)
-            task.task = None
+            task.stage = None
             self._end_durably(task, status, moment)
             return
         self._record_end(task, status, moment)
+        self._pass_on_slot(task, moment)
+
+    def _unwatch(self, task: TaskRecord) -> None:
+        """Forget what a task was told and when its time is over: it has ended."""
+        self._asked.pop(task, None)
+        if (timer := self._overdue.pop(task, None)) is not None:
+            timer.cancel()
+
+    def _pass_on_slot(self, task: TaskRecord, moment: Moment) -> None:
+        """Give the slot of a task that has ended to the next, and tell whoever waits for the end."""
         heir = self.scheduler.succeed(task)
         if heir is None:
             self.pump()  # before anyone hears of it: who then submits must find all slots given away
@@ -546,8 +607,6 @@ class Executor:
                 self._tell_end(task)
             finally:
                 self.launch_later(heir, moment)
-        elif heir.terms is PLAIN and self.allocator is None:
-            self.start(heir, moment)
         else:
             self.launch(heir, moment)
         if self.submit_queue.line and self._listener is not None:
@@ -582,12 +641,11 @@ class Executor:
         self.states.end(task, status, moment)
         if status == "failed":
             self.failures.note(task)
-        task.task = task.context = None
-        if task.dependents is not None:
-            if status != "completed":
+        task.context = None
+        if task.rare is not None:
+            if status != "completed" and task.dependents is not None:
                 cancel_children(task, status)
             task.dependents = None
-        if task.parent is not None:
             leave_parent(task)
         if self.allocator is not None and status != "completed":
             self.launcher.forget(task)
@@ -671,9 +729,9 @@ class Executor:
     def limit_rates(self, window_of: Callable[[Hashable], Window | None]) -> None:
         """Limit how many tasks of each tenant start within some time; `window_of` makes the window of a tenant."""
         self.scheduler.limit_rates(window_of, lambda _: self._set_timer(), lambda: clock.now())
-        self._before_each(self.scheduler.began)
+        self.before_each(self.scheduler.began)
 
-    def _before_each(self, hook: Callable[[TaskRecord], None]) -> None:
+    def before_each(self, hook: Callable[[TaskRecord], None]) -> None:
         """Call this too before each attempt."""
         first = self.on_start
 
@@ -740,13 +798,14 @@ class Executor:
         if self.loop is not None:
             raise on_another_loop(self.name, "submit()")
         self.loop = loop
+        self.accepts_on = loop if self.state == "open" else NOWHERE
         self.ending.bind(loop)
         self.pace.begin(clock.now())
         try:
             if self.on_bind is not None:
                 self.on_bind()
         except BaseException:
-            self.loop = None
+            self.loop, self.accepts_on = None, NOWHERE
             raise
 
     def require_loop(self, what: str) -> None:
@@ -763,6 +822,10 @@ class Executor:
     def interrupts(self) -> int:
         """How often the program was interrupted."""
         return self.ending.interrupts()
+
+    def begin_to_close(self) -> None:
+        """Accept nothing from now on."""
+        self.state, self.accepts_on = "closing", NOWHERE
 
     def cancel_all(self) -> None:
         """Cancel everything that is queued or runs, because the pool closes."""
@@ -789,7 +852,7 @@ class Executor:
 
     def let_go(self) -> None:
         """Close files and end threads."""
-        self.state = "closed"
+        self.state, self.accepts_on = "closed", NOWHERE
         self.reporter.close()
         if self.records is not None:
             self.records.abandon()

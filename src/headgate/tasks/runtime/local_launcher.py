@@ -13,9 +13,10 @@ import contextvars
 import inspect
 from collections.abc import Callable, Coroutine, Iterable
 from inspect import CO_COROUTINE
+from types import FunctionType
 from typing import Any
 
-from headgate.core.cancellation import primed
+from headgate.core.cancellation import PRIMED
 from headgate.core.threads import Threads, call_in_thread, outlast_cancellation
 from headgate.tasks.model import PLAIN, TaskRecord
 from headgate.tasks.runtime.children import cancel_children
@@ -35,8 +36,10 @@ class LocalLauncher:
 
     def start(self, task: TaskRecord, permit: object, completion: Completion) -> asyncio.Task[None]:
         """Run the task in this process: on the loop of the pool, or in a thread."""
-        code = getattr(task.fn, "__code__", None)
-        if (code is not None and code.co_flags & CO_COROUTINE) or is_async(task.fn):  # benchmarks/tasks.py: inlined
+        fn = task.fn
+        if (fn.__class__ is FunctionType and fn.__code__.co_flags & CO_COROUTINE) or is_async(
+            fn
+        ):  # benchmarks/tasks.py
             body = self._drive(task, completion)
         else:
             body = self._drive_plain(task, completion)
@@ -49,7 +52,7 @@ class LocalLauncher:
     def start_body(
         self, task: TaskRecord, body: Coroutine[Any, Any, None], completion: Completion
     ) -> asyncio.Task[None]:
-        """Run a body that somebody else wrote in the Task of this task. It must await `primed()` first."""
+        """Run a body that somebody else wrote in the Task of this task. It must await `PRIMED` first."""
         body.send(None)
         context = None if task.context is None else task.context.copy()
         return self.make_task(body, loop=completion.loop, name=task.owner.name, context=context)
@@ -72,7 +75,7 @@ class LocalLauncher:
     async def _drive(self, task: TaskRecord, completion: Completion) -> None:
         """Run an async function: as `_drive_plain`, with one coroutine less (benchmarks/tasks.py)."""
         try:
-            await primed()
+            await PRIMED
             CURRENT.set(task)
             result = await task.fn(*task.args)  # type: ignore[misc]
         except BaseException as error:
@@ -87,7 +90,7 @@ class LocalLauncher:
     async def _drive_plain(self, task: TaskRecord, completion: Completion) -> None:
         """The same for what is not simply an async function."""
         try:
-            await primed()
+            await PRIMED
             CURRENT.set(task)
             result = await self.call(task, task.args, completion)
         except BaseException as error:

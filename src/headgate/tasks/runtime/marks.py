@@ -30,10 +30,11 @@ def mark_waiting(task: TaskRecord, wall: float) -> str:
 
 
 def _mark(task: TaskRecord, mark: Mark) -> None:
-    if task.trail is None:
-        task.trail = []
-    if len(task.trail) < _MARKS:
-        task.trail.append(mark)
+    trail = task.trail
+    if trail is None:
+        trail = task.trail = []
+    if len(trail) < _MARKS:
+        trail.append(mark)
 
 
 def _short(text: str) -> str:

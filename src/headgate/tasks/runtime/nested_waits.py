@@ -247,10 +247,11 @@ class _Nested:
     def _begin(self) -> None:
         waiter, pool = self._waiter, self._waiter.owner
         for one in ancestors(waiter):
-            if one.waits is None:
-                one.waits = Waits()
-            one.waits.below += 1
-            self._above.append(one.waits)
+            waits = one.waits
+            if waits is None:
+                waits = one.waits = Waits()
+            waits.below += 1
+            self._above.append(waits)
         for task in self._awaited:
             pool.lending.begin_wait(waiter, task)
             self._waits = waiter.waits

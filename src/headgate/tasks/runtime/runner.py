@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 
-from headgate.core.cancellation import primed
+from headgate.core.cancellation import PRIMED
 from headgate.tasks.model import TaskRecord
 from headgate.tasks.runtime.local_launcher import LocalLauncher
 from headgate.tasks.runtime.nested_waits import CURRENT
@@ -78,7 +78,7 @@ class RunnerLauncher:
 
     async def _drive(self, task: TaskRecord, completion: Completion) -> None:
         try:
-            await primed()
+            await PRIMED
             CURRENT.set(task)
             permit, task.permit = task.permit, None  # the runner gives it back
             result = await self._runner.run(task, permit)

@@ -104,7 +104,7 @@ class SharedBudget:
         self.share.queue.is_valid = self._is_valid
         self.share.has_returning = lambda: bool(executor.scheduler.slots.returning)
         if self.fencing:
-            executor.on_start = self._set_fence
+            executor.before_each(self._set_fence)
         executor.pauses.shared_by(self._apply_now)
         executor.pauses.tell()
         stored, own = self.share.settings._replace(paused=False, paused_tenants=frozenset()), self._made_with

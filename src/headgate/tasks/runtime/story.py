@@ -30,7 +30,7 @@ def story_of(task: TaskRecord, now: float) -> Story:
     """The history of a task; `now` in Unix seconds."""
     began, explainer, marks = task.moment.wall, task.owner.explainer, list(task.trail or ())
     if task.started is not None and not _start_is_told(task):
-        with_what = task.permit or task.ran_with
+        with_what = task.permit
         where = explainer.describe(with_what) if explainer is not None and with_what is not None else ""
         marks.append(Mark("began", task.started.wall, where, task.attempt))
     if task.status == "queued" and task.terms.need in task.owner.scheduler.unserved and explainer is not None:
@@ -124,7 +124,7 @@ def _start_is_told(task: TaskRecord) -> bool:
         return task.status == "queued"
     if not last.again:
         return True  # its attempts are spent
-    has_run_since = task.permit or task.ran_with or task.status == "completed"
+    has_run_since = task.permit or task.status == "completed"
     return task.finished and not has_run_since and task.started.now <= task.since.now
 
 

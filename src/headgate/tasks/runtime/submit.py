@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from asyncio import _get_running_loop
-from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Hashable, Iterable, Sequence
 from contextlib import nullcontext
 from contextvars import Context, copy_context
 from functools import partial
 from inspect import CO_COROUTINE
+from types import FunctionType
 from typing import Any, NamedTuple
 
 from headgate.core.clock import clock
@@ -30,7 +31,7 @@ from headgate.tasks.batches import OneCall
 from headgate.tasks.events import AUDIT
 from headgate.tasks.handle import TaskHandle
 from headgate.tasks.model import PLAIN, TaskRecord
-from headgate.tasks.options import NOTHING, Asked, check_names, parse
+from headgate.tasks.options import Asked, check_names, parse
 from headgate.tasks.rates import TenantRates
 from headgate.tasks.runtime.children import adopt, share, terms_below
 from headgate.tasks.runtime.durable import Records, digest_of
@@ -94,6 +95,7 @@ class Submitter:
         # With fail_fast in a shared budget, whether there is a slot is known after an exchange: see `exchanged`.
         self._shared = executor.scheduler.is_shared
         self._asks_first = self._shared and executor.scheduler.policy.answer == "busy"
+        self._queues_simply = self._records is None and executor.scheduler.policy.max_depth is None
         self._writing: dict[TaskRecord, Arrival] = {}
         self._waking: dict[TaskRecord, Arrival] = {}  # whose submitters wait, or have not woken yet
         self._idle: list[asyncio.Future[None]] = []
@@ -111,38 +113,34 @@ class Submitter:
         self, fn: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any], *, wait: bool
     ) -> TaskRecord | Arrival:
         """Check, decide, start or queue: all in one go. What can be inlined is, for benchmarks/tasks.py."""
-        executor, loop = self._executor, _get_running_loop()
-        if loop is not executor.loop or loop is None:
-            executor.bind()
-        code = getattr(fn, "__code__", None)
-        if code is None or not code.co_flags & CO_COROUTINE:
+        executor = self._executor
+        if _get_running_loop() is not executor.accepts_on:
+            self._check_open(fn)
+        if fn.__class__ is not FunctionType or not fn.__code__.co_flags & CO_COROUTINE:
             check_function(fn)
-        now, moment = clock.now(), executor.last
-        if not 0.0 <= now - moment.now < TICK:
+        moment = executor.last
+        if not 0.0 <= clock.now() - moment.now < TICK:
             moment = executor.moment()
         parent = CURRENT.get()
         if parent is not None:
             parent = enclosing()
             while parent is not None and parent.parent is not None and parent.parent.finished:
                 parent.parent = parent.parent.parent  # else a task that submits its successor drags all before it along
-        if executor.state != "open":
-            self.refuse(parent)
-        priority, key, partition, terms = NOTHING
+        priority, terms = 0, PLAIN
+        key: Hashable = None
+        partition: Hashable = None
         simple = self._plain and len(options) == 1  # what most submits say, without the calls of `parse`
-        if simple and (value := options.get(self._fair, "")).__class__ is str and value.strip():
-            partition, key = value, value if self._fair == KEY else None
-        elif simple and (value := options.get("priority", "")).__class__ is int:
-            priority = value
-        elif options or not self._plain:
-            priority, key, partition, terms = self._parsed(options, args, moment.now, fn)
-            if terms.need is not None:
-                self._scheduler.check_need(terms.need)
-            if terms.slots > 1:
-                self._scheduler.check_slots(terms.slots, partition)
-        if priority and self._ignores_priority:
-            self._hint_at_levels()
-        if partition is None and (tenant := TENANT.get()) is not None:  # what `parse` does, where it was not called
-            partition, key = tenant, tenant if self._fair == KEY else None
+        if simple and (value := options.get(self._fair)).__class__ is str and value.strip():
+            partition = value
+        else:
+            if simple and (value := options.get("priority")).__class__ is int:
+                priority = value
+            elif options or not self._plain:
+                priority, key, partition, terms = self._parsed(options, args, moment.now, fn)
+            if priority and self._ignores_priority:
+                self._hint_at_levels()
+            if partition is None:  # what `parse` does, where it was not called
+                partition = TENANT.get()
         if self._shared:
             token_of(partition)  # refuses one that other processes could not compare
         number = next(self._states.numbers)
@@ -156,18 +154,24 @@ class Submitter:
                 known = self._known(task, terms.idempotency_key, wait)
                 if known is not None:
                     return known
-        elif self._records is None and not self._queue.line:
-            scheduler = self._scheduler
-            if (
-                scheduler.policy.max_depth is None
-                and scheduler.slots.exhausted
-                and (self._allocator is None or self._allocator.impossible(task) is None)
-            ):  # `_place`, where it is simple: it queues
-                scheduler.enqueue(task)
+        elif self._queues_simply and not self._queue.line:
+            scheduler, allocator = self._scheduler, self._allocator
+            if scheduler.slots.exhausted and (allocator is None or allocator.impossible(task) is None):
+                scheduler.enqueue_new(task)  # `_place`, where it is simple
                 if AUDIT.listeners or self._reporter.audit:
                     self._reporter.submitted(task, scheduler.depth)
                 return task
         return self._place(task, wait)
+
+    def _check_open(self, fn: Callable[..., Any]) -> None:
+        """Bind the pool to the loop of its first submit; refuse a submit on another loop, or to a pool that closes."""
+        executor = self._executor
+        loop = _get_running_loop()
+        if loop is None or loop is not executor.loop:
+            executor.bind()
+        if executor.state != "open":
+            check_function(fn)
+            self.refuse(enclosing())
 
     def _hint_at_levels(self) -> None:
         self._ignores_priority = False
@@ -181,7 +185,12 @@ class Submitter:
         asked = parse(options, args, self._strategy, now, self._allocator, fn, TENANT.get())
         if self._rates is not None:
             self._rates.quota(asked[2])  # what is wrong with the rate of a tenant is raised here
-        return asked
+        priority, key, partition, terms = asked
+        if terms.need is not None:
+            self._scheduler.check_need(terms.need)
+        if terms.slots > 1:
+            self._scheduler.check_slots(terms.slots, partition)
+        return priority, None if self._fair == KEY else key, partition, terms
 
     def make(self, fn: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> TaskHandle[Any]:
         """Make a task that is neither queued nor known yet. Refuses what `enter` refuses."""
@@ -193,10 +202,6 @@ class Submitter:
         if executor.state != "open":
             self.refuse(parent)
         priority, key, partition, terms = self._parsed(options, args, moment.now, fn)
-        if terms.need is not None:
-            self._scheduler.check_need(terms.need)
-        if terms.slots > 1:
-            self._scheduler.check_slots(terms.slots, partition)
         if priority and self._ignores_priority:
             self._hint_at_levels()
         if self._shared:
@@ -663,7 +668,7 @@ class Submitter:
 
     def begin_to_close(self) -> None:
         """Refuse new work, and those who wait for a place."""
-        self._executor.state = "closing"
+        self._executor.begin_to_close()
         while (arrival := self._queue.first()) is not None:
             self._queue.leave(arrival.task)
             self._states.withdraw(arrival.task)

@@ -298,6 +298,12 @@ class Scheduler:
         if self._tracked or task.parent is not None:
             self._joined(task)
 
+    def enqueue_new(self, task: TaskRecord) -> None:
+        """Do what `enqueue` does for a new task that was submitted without options, and by no other task."""
+        self.queue.push(task)
+        if self._tracked:
+            self._joined(task)
+
     def requeue(self, task: TaskRecord) -> None:
         """Queue a task again whose attempt has ended, as the first of its tenant."""
         if self._aside and task in self._aside:
@@ -457,7 +463,7 @@ class Scheduler:
         Returns None if nobody can have it now, or if it is not so simple: then `next` decides.
         """
         slot, slots = task.slot, self.slots
-        if slot is None or slot.lenders or not self._direct or slots.returning or slots.excess:
+        if slot is None or slots.excess or not self._direct or (slots.without and (slot.lenders or slots.returning)):
             self.release(task)
             return None
         if self.supply is None:
@@ -471,7 +477,7 @@ class Scheduler:
             self.release(task)
             return None
         task.slot, heir.slot, slot.holder = None, slot, heir
-        if self._tracked or self._families.entered:
+        if self._tracked or heir.rare is not None:
             self._left(heir, started=True)
         return heir
 
@@ -501,7 +507,7 @@ class Scheduler:
         some = free[-1:] if share is None and self._kept is None else list(free)
         for slot in some:
             if slot.lenders and (share is None or share.has_lent()) and (task := self._descendant(slot)) is not None:
-                free.remove(slot)
+                self.slots.take_this(slot)
                 self.queue.take(task)
                 return self._seated(task, slot)
         return None
@@ -792,9 +798,10 @@ class Scheduler:
         if waits is None:
             waits = task.waits = Waits()
         waits.on[on] = waits.on.get(on, 0) + 1
-        if on.waits is None:
-            on.waits = Waits()
-        on.waits.by[task] = None
+        others = on.waits
+        if others is None:
+            others = on.waits = Waits()
+        others.by[task] = None
         if task.slot is None:
             self.slots.returning.pop(task, None)  # it stood to get one back, and needs none now
             return False

@@ -230,7 +230,8 @@ class SharedQueue:
         if task is None or task.priority < outranks:
             return None
         token = self.token(task)
-        queued = sum(lane.size for one in queue.accounts_of(token) for lane in one.lanes()) if by_tenant else len(queue)
+        mine = queue.accounts_of(token) if by_tenant else ()
+        queued = sum(lane.size for one in mine for lane in queue.lanes_of(one)) if by_tenant else len(queue)
         if queued <= len(self.ready.get(token, ())):
             return None
         cost, before = self.cost(task), self._queue.tag(token, self._priority(token))

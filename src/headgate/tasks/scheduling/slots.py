@@ -44,7 +44,7 @@ class Slot:
 class Slots:
     """The slots of one pool, and who waits to get one back. A slot is made when it is first needed."""
 
-    __slots__ = ("_made", "_vanished", "active", "excess", "free", "limit", "returning", "without")
+    __slots__ = ("_made", "_vanished", "active", "excess", "exhausted", "free", "limit", "returning", "without")
 
     def __init__(self, limit: int) -> None:
         self.limit: int = limit
@@ -57,6 +57,8 @@ class Slots:
         self.free: list[Slot] = []
         self.excess: bool = False
         """Are there more slots than the limit, because it was lowered?"""
+        self.exhausted: bool = limit < 1
+        """Is there no slot to take? Known without a look, for benchmarks/tasks.py."""
         self._made: dict[int, Slot] = {}
         self._vanished: list[int] = []
 
@@ -64,11 +66,6 @@ class Slots:
     def waiting(self) -> int:
         """How many tasks run and hold no slot."""
         return len(self.without)
-
-    @property
-    def exhausted(self) -> bool:
-        """Is there no slot to take?"""
-        return not self.free and len(self._made) >= self.limit
 
     @property
     def room(self) -> int:
@@ -86,10 +83,20 @@ class Slots:
     def take(self) -> Slot:
         """Take a free slot, or make one; they are not `exhausted`."""
         if self.free:
-            return self.free.pop()
-        number = heapq.heappop(self._vanished) if self._vanished else len(self._made) + 1
-        slot = self._made[number] = Slot(number)
+            slot = self.free.pop()
+        else:
+            number = heapq.heappop(self._vanished) if self._vanished else len(self._made) + 1
+            slot = self._made[number] = Slot(number)
+        self._count()
         return slot
+
+    def take_this(self, slot: Slot) -> None:
+        """Take this one, which is free."""
+        self.free.remove(slot)
+        self._count()
+
+    def _count(self) -> None:
+        self.exhausted = not self.free and len(self._made) >= self.limit
 
     def take_others(self, slot: Slot, number: int) -> None:
         """Take so many further slots for the task that has this one. There is room for them."""
@@ -107,6 +114,7 @@ class Slots:
             heapq.heappush(self._vanished, slot.number)
         else:
             self.free.append(slot)
+        self._count()
 
     def resize(self, limit: int) -> None:
         """Hand out at most `limit` slots. What runs goes on; slots above the limit vanish as they come free."""
@@ -114,6 +122,7 @@ class Slots:
         self.excess = len(self._made) > limit
         while self.free and self.excess:
             self.put(self.free.pop())
+        self._count()
 
 
 class Waits:

@@ -21,13 +21,16 @@ from headgate.core.key_windows import Window, holds_key
 from headgate.tasks.model import (
     PLAIN,
     TERMINAL,
+    Completed,
     Moment,
+    RanWith,
     Remains,
     TaskRecord,
     TaskStatus,
     ended_so,
     leave_parent,
     remains_of,
+    remains_of_completed,
 )
 
 TRANSITIONS: Final[dict[TaskStatus, frozenset[TaskStatus]]] = {
@@ -68,9 +71,22 @@ class Former(NamedTuple):
 class TaskStates:
     """What became of the tasks of one pool, and who holds an idempotency key."""
 
-    __slots__ = ("_former", "_lapses", "_revive", "_serial", "counts", "ended_badly", "finished", "keys", "numbers")
+    __slots__ = (
+        "_former",
+        "_keyed",
+        "_lapses",
+        "_revive",
+        "_serial",
+        "counts",
+        "ended_badly",
+        "finished",
+        "keys",
+        "numbers",
+    )
 
-    def __init__(self, keep: int, revive: Callable[[int], TaskRecord] | None = None) -> None:
+    def __init__(self, keep: int, revive: Callable[[int], TaskRecord] | None = None, *, keyed: bool = False) -> None:
+        """`keyed`: the pool knows tenants by their `key`."""
+        self._keyed = keyed
         self._revive = revive  # makes the record of a task of a former run, given its place
         self._former: dict[str, int] = {}  # the places of those that hold a key, oldest first
         self._lapses: list[tuple[float, int, TaskRecord | Former]] = []  # when windows given in seconds end
@@ -80,7 +96,8 @@ class TaskStates:
         self.counts: dict[TaskStatus, int] = dict.fromkeys(sorted(TERMINAL), 0)
         """How many ever reached each terminal state."""
         self.finished: deque[TaskRecord | tuple[Any, ...]] = deque(maxlen=keep)
-        """The last that ended, except those that hold a key. Those of former runs whole, of others the `Remains`."""
+        """The last that ended, except those that hold a key. Those of former runs whole, of others the `Remains`, or
+        what is shorter (`Completed`)."""
         self.ended_badly: deque[tuple[Any, ...]] = deque(maxlen=min(keep, LISTED))
         """The last `Remains` of those that failed or were dropped: many that go well must not displace them."""
         self.keys: dict[str, TaskRecord] = {}
@@ -115,6 +132,30 @@ class TaskStates:
                 f"{task.moment.now}, started {task.started}, ended {task.ended})"
             )
         task.status = status
+
+    def completed(self, task: TaskRecord, moment: Moment) -> None:
+        """Do what `end` does for a task that completed and has no terms of its own: most do."""
+        if task.status != "running":
+            self.move(task, "completed")
+        task.status = "completed"
+        task.stage = moment
+        if task.permit is not None and task.permit.__class__ is not RanWith:
+            task.permit = remains_of(task.permit)
+        self.counts["completed"] += 1
+        if task.rare is not None:
+            self._remember(task)
+            return
+        kept: Completed = (
+            ref(task),
+            task.number,
+            task.partition,
+            task.priority,
+            task.moment,
+            task.started,
+            moment,
+            task.permit,
+        )
+        self.finished.append(kept)
 
     def end(self, task: TaskRecord, status: TaskStatus, moment: Moment) -> None:
         """Move a task to its terminal state."""
@@ -179,7 +220,7 @@ class TaskStates:
         """Everyone who has ended, each once: the task itself, while somebody holds it, or what remains of it. Besides
         those of `newest_former`."""
         for kept in self.finished:
-            yield kept if isinstance(kept, TaskRecord) else kept[0]() or Remains._make(kept)
+            yield kept if isinstance(kept, TaskRecord) else kept[0]() or self._remains(kept)
         for task in self.keys.values():
             if task.finished:  # those that hold a key and have ended are nowhere else
                 yield task
@@ -190,7 +231,7 @@ class TaskStates:
         Of this run of the program, and without those that hold a key.
         """
         ended = (kept for kept in islice(reversed(self.finished), count) if not isinstance(kept, TaskRecord))
-        tasks = (Remains._make(kept) for kept in ended)
+        tasks = map(self._remains, ended)
         return [one.ended.now - one.started.now for one in tasks if one.ended and one.started]
 
     def _settle_key(self, task: TaskRecord, ended: float | None, now: float) -> None:
@@ -235,12 +276,17 @@ class TaskStates:
             task.started,
             task.ended,
             None if status == "completed" else ended_so(task),
-            task.ran_with if permit is None else remains_of(permit),
+            None if permit is None else remains_of(permit),
             None if trail is None else trail[-_MARKS:],
         )
         self.finished.append(remains)
         if status in BAD:
             self.ended_badly.append(remains)
+
+    def _remains(self, kept: tuple[Any, ...]) -> Remains:
+        if len(kept) == len(Remains._fields):
+            return Remains._make(kept)
+        return remains_of_completed(kept, keyed=self._keyed)
 
 
 def _since(wall: float, moment: Moment) -> float:

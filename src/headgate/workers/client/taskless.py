@@ -12,7 +12,7 @@ import asyncio
 from contextvars import Context
 from typing import TYPE_CHECKING, Any, Protocol
 
-from headgate.core.cancellation import primed
+from headgate.core.cancellation import PRIMED
 from headgate.workers.client.dispatcher import Dispatcher
 from headgate.workers.client.failures import tell_dispatched
 from headgate.workers.client.routine_call import Attempts, RoutineCall
@@ -116,7 +116,7 @@ class Direct:
         dispatcher, call = self._dispatcher, self._call
         begun = False
         try:
-            await primed()
+            await PRIMED
             if call.waiter is None:
                 return  # it has been answered
             begun = True

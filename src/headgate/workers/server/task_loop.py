@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from headgate.context.chains import VALUES
 from headgate.context.travel import Elsewhere
-from headgate.core.cancellation import primed
+from headgate.core.cancellation import PRIMED
 from headgate.core.clock import clock
 from headgate.core.imports import ImportNeeded
 from headgate.core.redaction import log_exception, redact
@@ -396,7 +396,7 @@ class TaskLoop:
         kind: Kind
         begun = running.begun
         try:
-            await primed()
+            await PRIMED
             if not self._unbegun.pop(running, False):  # the server's thread took it back: this goes to nobody
                 self._end(running, "not_started", b"")
                 return
