@@ -27,9 +27,7 @@ from table import MISSED, Bar, Contestant, Turns, median, per_second, so_many_ea
 
 import headgate
 from headgate.resources import Resource, ResourcePool
-from headgate.tasks import TaskPool as PlainPool
-from headgate.tasks import fair_round_robin
-from headgate.tasks.pool import TaskPool
+from headgate.tasks import TaskPool, fair_round_robin
 
 AT_A_TIME = 100
 WORKERS = 2
@@ -37,8 +35,10 @@ TENANTS = [f"tenant-{number}" for number in range(10)]
 FAIR = fair_round_robin("tenant_id")
 REQUIREMENTS = (("eu",), ("us",))
 
-LOCAL = Bar(0.6)
-REMOTE = Bar(0.7)
+LOCAL = Bar(0.58, 0.62)
+REMOTE = Bar(1.0)
+ON_TOP = Bar(35, 25, at_most=True)
+"""Microseconds of CPU that a task with a key on a worker costs this process more than a plain dispatch."""
 
 Submit = Callable[[Any, int], Awaitable[Any]]
 """Submits the task of that number to that pool and returns its handle."""
@@ -151,7 +151,7 @@ async def count_with(key: Resource[str], items: int) -> AsyncIterator[int]:
 
 
 def plain_pool() -> Any:
-    return PlainPool(max_concurrent=AT_A_TIME, queue=FAIR)
+    return TaskPool(max_concurrent=AT_A_TIME, queue=FAIR)
 
 
 def combined_pool(keys: ResourcePool[str] | None = None, workers: Any = None) -> Any:
@@ -204,9 +204,6 @@ def contestants_of(plain: Any, keyed: Any) -> dict[str, Contestant]:
 
     return {
         PLAIN: submitted(plain_pool, lambda pool, item: pool.submit(plain, item, tenant_id=tenant_of(item))),
-        "neither keys nor workers": submitted(
-            combined_pool, lambda pool, item: pool.submit(plain, item, tenant_id=tenant_of(item))
-        ),
         ONE_KEY: submitted(lambda: combined_pool(one_key()), fair),
         "20 keys, 5 uses of each": submitted(lambda: combined_pool(twenty_keys(5)), fair),
         "20 keys, 1 use of each": submitted(lambda: combined_pool(twenty_keys(1)), fair),
@@ -257,11 +254,17 @@ def through(pool: Any, fn: Any) -> Contestant:
 
 
 DISPATCH = "plain dispatch"
-JUDGED = {"workers": REMOTE, "workers, one key": REMOTE}
+BY_HAND = "plain pool, its tasks take a key and dispatch"
+KEYED = "workers, one key"
 
 
-async def measure_calls(lengths: Lengths, workers: Any) -> list[dict[str, Any]]:
+async def measure_calls(lengths: Lengths, workers: Any) -> dict[str, list[dict[str, Any]]]:
     table.say(f"{AT_A_TIME} callers, {WORKERS} workers ...")
+    keys = one_key()
+
+    async def by_hand(a: int, b: int) -> int:
+        return await keys.run(lambda key: add_with(key, a, b))
+
     async with (
         plain_pool() as plain,
         combined_pool(None, workers) as pool,
@@ -271,13 +274,30 @@ async def measure_calls(lengths: Lengths, workers: Any) -> list[dict[str, Any]]:
         contestants = {
             DISPATCH: called(lambda _: add(1, 2)),
             "plain pool, its tasks dispatch": through(plain, add),
+            BY_HAND: through(plain, by_hand),
             "workers": through(pool, add),
-            "workers, one key": through(keyed, add_with),
+            KEYED: through(keyed, add_with),
             "the same, not a routine": through(keyed, plain_add_with),
             "workers, 20 keys, 5 uses of each": through(limited, add_with),
         }
         rates = await measured(lengths.calls, lengths.waits, contestants)
-    return rows_of("add(1, 2)", rates, DISPATCH, JUDGED)
+        some = {who: contestants[who] for who in (DISPATCH, BY_HAND, KEYED)}
+        spent = await measured(lengths.calls, Turns(lengths.waits.rounds, 0, time.process_time), some)
+    rows = rows_of("add(1, 2)", rates, DISPATCH, {})
+    rows += rows_of("add(1, 2)", {who: rates[who] for who in (BY_HAND, KEYED)}, BY_HAND, {KEYED: REMOTE})
+    return {"calls": rows, "cpu": on_top(spent)}
+
+
+def on_top(rates: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
+    """The CPU of this process for one call, and how much more that is than for a plain dispatch."""
+    rows = []
+    for who, rounds in rates.items():
+        more = median([1e6 / rate - 1e6 / plain for rate, plain in zip(rounds, rates[DISPATCH], strict=True)])
+        row: dict[str, Any] = {"who": who, "us": 1e6 / median(rounds), "more": more}
+        if who == KEYED:
+            row |= {"must": ON_TOP.must, "verdict": ON_TOP.verdict(more)}
+        rows.append(row)
+    return rows
 
 
 # -- streams ----------------------------------------------------------------------------------------------------------
@@ -337,8 +357,7 @@ async def measure_bytes(size: int) -> list[dict[str, Any]]:
         return pool.submit(at_once_with, item, tenant_id=tenant_of(item), tags=class_of(item))
 
     figures = {
-        PLAIN: await _queued(PlainPool(max_concurrent=1, queue=FAIR), plainly, size),
-        "neither keys nor workers": await _queued(TaskPool(max_concurrent=1, queue=FAIR), plainly, size),
+        PLAIN: await _queued(TaskPool(max_concurrent=1, queue=FAIR), plainly, size),
         ONE_KEY: await _queued(TaskPool(max_concurrent=1, queue=FAIR, resources=one_key()), fairly, size),
         "two requirements": await _queued(
             TaskPool(max_concurrent=1, queue=FAIR, resources=key_of_each_requirement()), tagged, size
@@ -425,12 +444,31 @@ def show_bytes(rows: Sequence[dict[str, Any]]) -> None:
     table.print_table(f"Bytes per queued task, beside the {PLAIN}", ("who", "bytes", "ratio"), print_rows)
 
 
+def show_cpu(rows: Sequence[dict[str, Any]]) -> None:
+    header = ("who", "us of this process", "more", "must", "verdict")
+    print_rows = [
+        (
+            row["who"],
+            f"{row['us']:.1f}",
+            f"{row['more']:.1f}",
+            f"{row['must']} us" if "must" in row else "-",
+            row.get("verdict", "-"),
+        )
+        for row in rows
+    ]
+    table.print_table(f"CPU of the client for one call, beside {DISPATCH}", header, print_rows)
+
+
 def missed(results: dict[str, Any]) -> list[str]:
     """Every must that was not reached, in words."""
     return [
         f"{row['what']}, {row['who']}: {times(row['ratio'])} of {row['beside']}, must {row['must']}x"
         for part in ("rates", "calls")
         for row in results[part]
+        if row.get("verdict") == MISSED
+    ] + [
+        f"{row['who']}: {row['more']:.1f} us on top of {DISPATCH}, must {row['must']} us"
+        for row in results["cpu"]
         if row.get("verdict") == MISSED
     ]
 
@@ -442,7 +480,7 @@ async def measure(lengths: Lengths) -> dict[str, Any]:
         "streams": await measure_local_streams(lengths),
     }
     async with headgate.WorkerPool(spawn=WORKERS) as workers:
-        results["calls"] = await measure_calls(lengths, workers)
+        results |= await measure_calls(lengths, workers)
         results["streams"] += await measure_streams(lengths, workers)
     return results
 
@@ -456,6 +494,7 @@ def main() -> None:
     title = f"Submit to result, {lengths.tasks:,} tasks of {len(TENANTS)} tenants, {AT_A_TIME} at a time, run here"
     show(title, "task", results["rates"])
     show(f"{WORKERS} workers, {AT_A_TIME} callers, each doing one call after the other", "call", results["calls"])
+    show_cpu(results["cpu"])
     show("One stream, pulled one by one", "item", results["streams"])
     show_bytes(results["bytes"])
     path = table.keep("combined", results)

@@ -388,7 +388,7 @@ class RanWith(NamedTuple):
 
 def remains_of(permit: object) -> RanWith:
     """Return what is kept of a permit when its task has ended."""
-    if permit.__class__ is RanWith:
+    if isinstance(permit, RanWith):
         return permit
     return ran_with(getattr(permit, "resource_id", None), getattr(permit, "worker", None))
 

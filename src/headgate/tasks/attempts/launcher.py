@@ -90,7 +90,7 @@ class AttemptLauncher:
             made: Coroutine[Any, Any, Any]
             if placing is not None:
                 made = self._call_there(placing, task, _args(task, attempt), attempt, completion)
-            elif use is not None and fn.__class__ is FunctionType and fn.__code__.co_flags & CO_COROUTINE:
+            elif use is not None and type(fn) is FunctionType and fn.__code__.co_flags & CO_COROUTINE:
                 made = fn(attempt.resource, *task.args)
             else:
                 made = self.here.call(task, _args(task, attempt), completion)

@@ -170,7 +170,7 @@ class ResourceSupply:
         attempt, fn = Attempt(task, use, use.member.resource), task.fn
         if isinstance(fn, StreamBody):
             fn.when_open = attempt.opened
-        if (self._placing is None and fn.__class__ is FunctionType and fn.__code__.co_flags & CO_COROUTINE) or (
+        if (self._placing is None and type(fn) is FunctionType and fn.__code__.co_flags & CO_COROUTINE) or (
             self.can_stop(fn)
         ):
             if use.handle is CANCEL_REQUESTED:

@@ -37,9 +37,8 @@ class LocalLauncher:
     def start(self, task: TaskRecord, permit: object, completion: Completion) -> asyncio.Task[None]:
         """Run the task in this process: on the loop of the pool, or in a thread."""
         fn = task.fn
-        if (fn.__class__ is FunctionType and fn.__code__.co_flags & CO_COROUTINE) or is_async(
-            fn
-        ):  # benchmarks/tasks.py
+        is_function = type(fn) is FunctionType and fn.__code__.co_flags & CO_COROUTINE  # benchmarks/tasks.py
+        if is_function or is_async(fn):
             body = self._drive(task, completion)
         else:
             body = self._drive_plain(task, completion)

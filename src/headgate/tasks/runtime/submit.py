@@ -130,10 +130,10 @@ class Submitter:
         key: Hashable = None
         partition: Hashable = None
         simple = self._plain and len(options) == 1  # what most submits say, without the calls of `parse`
-        if simple and (value := options.get(self._fair)).__class__ is str and value.strip():
+        if simple and type(value := options.get(self._fair)) is str and value.strip():
             partition = value
         else:
-            if simple and (value := options.get("priority")).__class__ is int:
+            if simple and type(value := options.get("priority")) is int:
                 priority = value
             elif options or not self._plain:
                 priority, key, partition, terms = self._parsed(options, args, moment.now, fn)

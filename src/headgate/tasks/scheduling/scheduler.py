@@ -602,8 +602,8 @@ class Scheduler:
         if task.waits is not None:  # of parts that its body left behind: they have no say in another attempt
             for on in list(task.waits.on):
                 self._forget_wait(task, task.waits, on)
-            left, task.waits = task.waits, Waits()
-            task.waits.by = left.by
+            waits = Waits()
+            waits.by, task.waits = task.waits.by, waits
 
     def vacate(self, task: TaskRecord) -> None:
         """Take back the slot of a task whose end is being written: it counts as waiting until `release`."""
