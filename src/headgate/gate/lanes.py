@@ -178,8 +178,8 @@ class HeapAccount(Account):
         super().__init__(tenant, level, need)
         self.entry: int = 0
         """The number of its entry; 0: it has none, because it is empty or parked."""
-        self.weight = 1.0
-        self.tag = 0.0
+        self.weight: float = 1.0
+        self.tag: float = 0.0
 
 
 class FurtherLane(Lane):
