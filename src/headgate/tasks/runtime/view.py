@@ -208,12 +208,9 @@ def endings(executor: Executor, since: int) -> Ended:
     total = sum(executor.states.counts.values())
     new = max(0, total - since)
     step = max(1, -(-new // _COUNTED))
-    found = [
-        (kept[4], kept[2], kept[8], kept[9], kept[10])
-        for kept in islice(reversed(executor.states.finished), 0, new, step)
-        if isinstance(kept, tuple)
-    ]
-    return Ended(total, new, found)
+    kept = islice(reversed(executor.states.finished), 0, new, step)
+    ended = (executor.states.remains(one) for one in kept if isinstance(one, tuple))
+    return Ended(total, new, [(one.partition, one.status, one.moment, one.started, one.ended) for one in ended])
 
 
 def tenant_named(executor: Executor, text: str) -> Hashable:

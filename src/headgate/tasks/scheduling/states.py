@@ -220,7 +220,7 @@ class TaskStates:
         """Everyone who has ended, each once: the task itself, while somebody holds it, or what remains of it. Besides
         those of `newest_former`."""
         for kept in self.finished:
-            yield kept if isinstance(kept, TaskRecord) else kept[0]() or self._remains(kept)
+            yield kept if isinstance(kept, TaskRecord) else kept[0]() or self.remains(kept)
         for task in self.keys.values():
             if task.finished:  # those that hold a key and have ended are nowhere else
                 yield task
@@ -231,7 +231,7 @@ class TaskStates:
         Of this run of the program, and without those that hold a key.
         """
         ended = (kept for kept in islice(reversed(self.finished), count) if not isinstance(kept, TaskRecord))
-        tasks = map(self._remains, ended)
+        tasks = map(self.remains, ended)
         return [one.ended.now - one.started.now for one in tasks if one.ended and one.started]
 
     def _settle_key(self, task: TaskRecord, ended: float | None, now: float) -> None:
@@ -283,7 +283,8 @@ class TaskStates:
         if status in BAD:
             self.ended_badly.append(remains)
 
-    def _remains(self, kept: tuple[Any, ...]) -> Remains:
+    def remains(self, kept: tuple[Any, ...]) -> Remains:
+        """Return the `Remains` that an entry of `finished` stands for."""
         if len(kept) == len(Remains._fields):
             return Remains._make(kept)
         return remains_of_completed(kept, keyed=self._keyed)
