@@ -39,9 +39,9 @@ TENANTS = [f"tenant-{number}" for number in range(10)]
 PEER = "TaskGroup + Semaphore"
 JUDGED = "fair_round_robin"
 
-BARS = {"returns at once": Bar(1.0, 1.5), "suspends once": Bar(1.5, 2.5)}
-BYTES = Bar(600, 400, at_most=True)
-GROWTH = Bar(2, at_most=True)
+BARS = {"returns at once": Bar(0.9, 1.0), "suspends once": Bar(1.5, 1.8)}
+BYTES = Bar(350, 300, at_most=True)
+GROWTH = Bar(1.5, at_most=True)
 JOURNAL = Bar(0.5, 0.8)
 
 Work = Callable[[int], Awaitable[int]]
