@@ -146,7 +146,7 @@ class Engine(Generic[T]):
         use = None
         try:
             while True:
-                use = pause = None
+                use = None
                 if call is None:
                     try:
                         lock.acquire()  # a `with` would cost twice as much; inside, lest an interrupt falls between
@@ -180,13 +180,12 @@ class Engine(Generic[T]):
                             set_handle(use, steered)
                         result = await (steered if plan.timeout is None else bounded(steered, plan.timeout))
                 except BaseException as error:
-                    signal = self.fail(use, error, steered, plan)
-                    if signal is None:
+                    call = call or Call(plan, matching, use.acquired_at, started=1)
+                    pause = self.failed_attempt(call, use, error, steered)
+                    if pause is None:
                         if isinstance(error, TypeError):
                             require_operation(operation)
-                        pause = None if call is None else self.pause_after(call, error)
-                        if pause is None:
-                            raise
+                        raise
                 else:
                     if use.level:
                         self.answered(use, result)
@@ -202,8 +201,7 @@ class Engine(Generic[T]):
                             self.finish_plain(use, 1 if call is None else call.started, effects)
                         return result
                     self.end(use, signal)
-                call = call or Call(plan, matching, use.acquired_at, started=1)
-                if pause is None:
+                    call = call or Call(plan, matching, use.acquired_at, started=1)
                     pause = self.note_failure(call, use, signal)
                 if pause:
                     await asyncio.sleep(pause)
@@ -226,9 +224,32 @@ class Engine(Generic[T]):
         with lock:
             return Call(plan, self.rotation.matching(plan.requirement), now)
 
-    def note_failure(self, call: Call, use: Use, signal: Signal | None) -> float:
+    def failed_attempt(
+        self, call: Call, use: Use, error: BaseException, steered: Steered[Any] | None = None
+    ) -> float | None:
+        """End an attempt that raised `error`: what it says about its resource, and whether there is another attempt.
+
+        Returns the seconds until that; None if there is none, and the caller is to get the error. Raises PoolExhausted
+        when it was the last attempt that ends with a verdict.
+        """
+        signal = self.fail(use, error, steered, call.plan)
+        return self._pause_after(call, error) if signal is None else self.note_failure(call, use, signal)
+
+    def judged_result(self, call: Call, use: Use, result: object) -> float | None:
+        """Learn from the result of an attempt, and let the pool's classifier judge it.
+
+        Returns the seconds until another attempt if it finds a signal, and None if the call is done.
+        """
+        if use.level:
+            self.answered(use, result)
+        signal = None if self.classify is None else self.classified(result)
+        if signal is None:
+            return None
+        self.end(use, signal)
+        return self.note_failure(call, use, signal)
+
+    def note_failure(self, call: Call, use: Use, signal: Signal) -> float:
         """Count a failed attempt and return the seconds to pause. Raises PoolExhausted when it was the last."""
-        assert signal is not None, "an error that is no verdict has a pause, or was raised"
         call.request_id = call.request_id or use.request_id
         now = clock.now()
         if call.failed(use, signal, now):
@@ -238,7 +259,7 @@ class Engine(Generic[T]):
             raise call.out_of_budget(budget.why_spent(), self.retry_after(call, now))
         return call.pause(clock.uniform(0.5, 1.5), now) if call.plan.retry_delay else 0.0
 
-    def pause_after(self, call: Call, error: BaseException) -> float | None:
+    def _pause_after(self, call: Call, error: BaseException) -> float | None:
         """The seconds until a call is tried again after an error that was no verdict; None if it is not."""
         plan = call.plan
         if not isinstance(error, Exception) or call.own_failures >= plan.retries or plan.retry_on is None:

@@ -279,7 +279,7 @@ class ResourcePool(Generic[T]):
         use = None
         try:
             while True:
-                use, pause = await engine.take(call), None
+                use = await engine.take(call)
                 opening: _Opening[R] = _Opening(use, call.plan.timeout)
                 try:
                     try:
@@ -290,15 +290,14 @@ class ResourcePool(Generic[T]):
                     finally:
                         await opening.close()  # the resource is in use until its clean-up is over
                 except BaseException as error:
-                    signal = engine.fail(use, error, opening.steered, call.plan)
                     if opening.is_open:
+                        engine.fail(use, error, opening.steered, call.plan)
                         raise
-                    if signal is None and (pause := engine.pause_after(call, error)) is None:
+                    pause = engine.failed_attempt(call, use, error, opening.steered)
+                    if pause is None:
                         raise
                 else:
                     break
-                if pause is None:
-                    pause = engine.note_failure(call, use, signal)
                 if pause:
                     await asyncio.sleep(pause)
         except BaseException as error:
@@ -316,7 +315,7 @@ class ResourcePool(Generic[T]):
         use = None
         try:
             while True:
-                use, pause = engine.take_sync(call), None
+                use = engine.take_sync(call)
                 try:
                     resource = use.member.resource
                     belonging = None if use.reservation is None else begin_use(use)
@@ -327,18 +326,13 @@ class ResourcePool(Generic[T]):
                             end_use(belonging)
                     refuse_awaitable(result)
                 except BaseException as error:
-                    signal = engine.fail(use, error, None, plan)
-                    if signal is None and (pause := engine.pause_after(call, error)) is None:
+                    pause = engine.failed_attempt(call, use, error)
+                    if pause is None:
                         raise
                 else:
-                    if use.level:
-                        engine.answered(use, result)
-                    signal = None if engine.classify is None else engine.classified(result)
-                    if signal is None:
+                    pause = engine.judged_result(call, use, result)
+                    if pause is None:
                         break
-                    engine.end(use, signal)
-                if pause is None:
-                    pause = engine.note_failure(call, use, signal)
                 if pause:
                     clock.sleep(pause)
         except BaseException as error:
