@@ -80,13 +80,16 @@ class Permit:
         if after.at != known.at:
             self.resource.rest(after.seconds, after.reason)
         use = self.use
-        if use is None or not use.level:
+        engine = None if use is None else use.member.rotation.owner
+        if use is None or engine is None:
             return
-        if after.spent is not None and after.spent != known.spent and use.reservation is not None:
+        if after.spent is not None and after.spent != known.spent:
             spent = Spent(*after.spent)
-            use.reservation.spend(spent if known.spent is None else spent.since(Spent(*known.spent)))
-        engine = use.member.rotation.owner
-        if after.told is not None and after.told != known.told and engine is not None:
+            spent = spent if known.spent is None else spent.since(Spent(*known.spent))
+            if use.reservation is not None:
+                use.reservation.spend(spent)
+            engine.reporter.spent(use.member.resource.resource_id, spent, self.task)
+        if use.level and after.told is not None and after.told != known.told:
             status, headers = after.told
             engine.hear(use, Answer(status, dict(headers)))
 

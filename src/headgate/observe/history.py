@@ -11,7 +11,10 @@ import json
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Mapping
+from operator import itemgetter
 from typing import Any, Final
+
+from headgate.core.labels import NONE, OTHER, Labels
 
 POINTS: Final = 300
 """Points that are kept of each pool."""
@@ -25,10 +28,6 @@ PLOTTED: Final = 6
 """Tenants whose queues are in each point: those that wait longest."""
 STAYS: Final = 10.0
 """Seconds that a tenant is plotted after it last waited about as long as the others."""
-TENANTS: Final = 100
-"""Tenants that have figures of their own; what others do is counted as one."""
-OTHER: Final = "(other)"
-NONE: Final = "(none)"
 BUCKETS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0, 3600.0)
 """Upper bounds in seconds: from a cached answer to a batch that waits an hour for its keys."""
 
@@ -48,6 +47,15 @@ _LEVELS: Final[dict[str, tuple[str, ...]]] = {
     "resources": ("in_flight", "healthy", "cooling_down", "disabled", "waiting"),
     "workers": ("in_flight", "ready", "blocked", "memory"),
 }
+COUNTED: Final = {
+    "attempts": "acquires",
+    "successes": "successes",
+    "refusals": "refusals",
+    "cooldowns": "cooldowns",
+    "disables": "disables",
+    "sibling_cancels": "sibling_cancels",
+}
+"""Counters of a resource pool, and what the row of a resource has of them."""
 _COUNTERS: Final = frozenset({"completed", "successes", "losses"})
 """A counter of each kind of pool. A view has one of them, or none at all."""
 
@@ -79,26 +87,6 @@ class Histogram:
             so_far += count
             sums.append((bound, so_far))
         return sums
-
-
-class Labels:
-    """Which tenants, or resources, have figures of their own: the first hundred. A label, once given, stays."""
-
-    __slots__ = ("_known", "_most")
-
-    def __init__(self, most: int = TENANTS) -> None:
-        self._known: set[str] = set()
-        self._most = most
-
-    def of(self, name: str | None) -> str:
-        """Return the label of a tenant or a resource."""
-        shown = NONE if name is None else name
-        if shown in self._known:
-            return shown
-        if len(self._known) >= self._most:
-            return OTHER
-        self._known.add(shown)
-        return shown
 
 
 class Plotted:
@@ -145,6 +133,9 @@ class PoolHistory:
         """How many tasks have ended, by tenant and status."""
         self.seen: int = 0
         """How many tasks had ended when somebody looked last."""
+        self.counted: dict[str, dict[str, float]] = {}
+        """The counters of resources, by label. They only grow, also when a resource is removed and comes again."""
+        self._before: dict[str, Mapping[str, Any]] = {}  # the last row of each resource that has a label
         self._plotted = Plotted()
         self._sums: deque[tuple[float, dict[str, float]]] = deque()
 
@@ -161,6 +152,8 @@ class PoolHistory:
             rows = view.get("tenants", ())
             point["p50"], point["p99"] = worst(rows, "p50"), worst(rows, "p99")
             point["tenants"] = self._plotted.choose(rows, now)
+        if self.kind == "resources":
+            self._count_resources(view)
         self.points.append(point)
         return point
 
@@ -188,6 +181,24 @@ class PoolHistory:
                 self.waits.add(waited, times)
             if ran is not None:
                 self.runs.add(ran, times)
+
+    def _count_resources(self, view: Mapping[str, Any]) -> None:
+        """Count what resources have done since the last look. What has no label, or was removed since, is others'."""
+        if len(view["resources"]) == view["resource_count"]:  # else one that is not listed may be there
+            listed = {row["id"] for row in view["resources"]}
+            self._before = {label: row for label, row in self._before.items() if label in listed}
+        for row in sorted(view["resources"], key=itemgetter("position")):  # the first are listed by each look
+            label = self.labels.of(row["id"])
+            if label != OTHER:
+                before, sums = self._before.get(label, {}), self.counted.setdefault(label, dict.fromkeys(COUNTED, 0.0))
+                for name, own in COUNTED.items():
+                    then = before.get(own, 0)
+                    sums[name] += row[own] - then if row[own] >= then else row[own]  # else it was removed, and is new
+                self._before[label] = row
+        before, ours = self.counted.get(OTHER, {}), [sums for label, sums in self.counted.items() if label != OTHER]
+        others = {name: max(before.get(name, 0.0), view[name] - sum(one[name] for one in ours)) for name in COUNTED}
+        if any(others.values()):
+            self.counted[OTHER] = others
 
 
 def recent_points(histories: Mapping[int, PoolHistory], most: int = SENT) -> dict[str, list[dict[str, Any]]]:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from headgate.core.cancellation import Steered
 from headgate.core.checks import is_finite
 from headgate.core.clock import clock
-from headgate.core.current_task import current_standing
+from headgate.core.current_task import CURRENT, current_standing
 from headgate.core.redaction import redact
 from headgate.core.weakrefs import WeakList
 from headgate.errors import PoolExhausted
@@ -496,6 +496,8 @@ class Engine(Generic[T]):
     def spent(self, resource: Resource[Any], spent: Spent) -> None:
         """Count tokens that an operation has used."""
         account, use = resource.sharing.account, use_of(resource)
+        engine = self if use is None else _engine(use.member)
+        engine.reporter.spent(resource.resource_id, spent, CURRENT.get())
         if use is not None and use.reservation is not None:
             use.reservation.spend(spent)
         elif account is not None:

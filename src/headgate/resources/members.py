@@ -228,6 +228,7 @@ class Member:
             cooldowns=self.cooldowns,
             disables=self.disables,
             sibling_cancels=self.sibling_cancels,
+            refusals=self.refusals,
             adaptive=self.adaptive_stats(now),
             affinity_cooldowns={affinity: ends[affinity] - now for affinity in longest},
             quota=None if account is None else account.snapshot(now),

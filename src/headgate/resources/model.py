@@ -254,8 +254,8 @@ class Resource(Generic[T]):
         """Report how many tokens this call has really used, in place of the `cost` that was reserved for it.
 
         Pass the total, or `input` and `output` if its quota counts them separately: a total alone counts in full as
-        both. For operations. Called several times, the numbers add up. Without a quota it does nothing. On a worker
-        the numbers go back with the answer.
+        both. For operations. Called several times, the numbers add up. Without a quota only metrics show them. On a
+        worker the numbers go back with the answer.
         """
         spent = spent_of(tokens, input, output)
         owner = self._owner()
@@ -505,6 +505,8 @@ class ResourceStats:
     cooldowns: int
     disables: int
     sibling_cancels: int
+    refusals: int = 0
+    """Uses that the upstream service refused. Cooldowns and disables can be policy too, or come from elsewhere."""
     adaptive: AdaptiveStats | None = None
     """Of an adaptive `max_in_flight`: its bounds, and its last cut."""
     affinity_cooldowns: Mapping[Affinity, float] = field(default_factory=dict)
@@ -562,6 +564,8 @@ class PoolStats:
     runs_cancelled: int
     paused: int = 0
     """How many resources are paused, whatever their status."""
+    refusals: int = 0
+    """Uses that the upstream service refused."""
 
     @classmethod
     def __agent_notes__(cls) -> str:

@@ -62,7 +62,7 @@ from headgate.resources.run_options import (
     UseOptions,
     plan_of,
 )
-from headgate.resources.stats import pool_snapshot, pool_stats, pool_view, refusals
+from headgate.resources.stats import pool_snapshot, pool_stats, pool_view
 from headgate.resources.strategies import Strategy, strategy_of
 from headgate.sharing.states import SharedState
 
@@ -349,9 +349,7 @@ class ResourcePool(Generic[T]):
 
     def _view(self, rows: int) -> dict[str, Any]:
         """Return what pages, terminals and metrics show: values that JSON knows."""
-        with lock:
-            refused = refusals(self._engine.rotation)
-        return pool_view(self.stats(), refused, rows)
+        return pool_view(self.stats(), self._engine.reporter.tokens, rows)
 
     def __repr__(self) -> str:
         seen = self.snapshot().values()
