@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 from headgate.core.checks import Affinity
 from headgate.core.clock import clock
 from headgate.core.current_task import tenant_text
+from headgate.core.events import maker
 from headgate.core.labels import Labels
 from headgate.core.redaction import log_exception, redact
 from headgate.errors import PoolExhausted
@@ -21,6 +22,8 @@ from headgate.resources.effects import Cool, Disable, Enable, Limit, Pause, Reco
 from headgate.resources.members import Use
 from headgate.resources.model import ResourceStatus, Usage
 
+_acquired, _released = maker(events.ResourceAcquired), maker(events.ResourceReleased)
+_run_finished = maker(events.RunFinished)
 StateChange = Callable[[str, ResourceStatus, ResourceStatus, int], object]
 _WIDEST: Final = 200
 """Characters of a tenant's name by which its tokens are counted."""
@@ -87,7 +90,7 @@ class Reporter:
 
     def acquired(self, use: Use) -> None:
         """Emit the beginning of a use. Call it only if USAGE has listeners."""
-        events.USAGE.emit(events.ResourceAcquired(at=clock.wall(), pool=self.name, usage=self._usage(use)))
+        events.USAGE.emit(_acquired(at=clock.wall(), pool=self.name, usage=self._usage(use)))
 
     def released(self, use: Use, outcome: events.UsageOutcome) -> None:
         """Emit the end of a use."""
@@ -95,7 +98,7 @@ class Reporter:
             use.status = "done"
         if events.USAGE.listeners:
             events.USAGE.emit(
-                events.ResourceReleased(
+                _released(
                     at=clock.wall(),
                     pool=self.name,
                     usage=self._usage(use),
@@ -140,9 +143,7 @@ class Reporter:
         """Emit the end of a call. Call it only if RUN has listeners."""
         request_id = request_id or clock.token()
         events.RUN.emit(
-            events.RunFinished(
-                at=clock.wall(), pool=self.name, request_id=request_id, outcome=outcome, attempts=attempts
-            )
+            _run_finished(at=clock.wall(), pool=self.name, request_id=request_id, outcome=outcome, attempts=attempts)
         )
 
     def failed(self, error: BaseException | None, request_id: str | None, attempts: int) -> None:
