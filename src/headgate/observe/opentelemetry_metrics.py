@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from headgate.core.labels import Labels
 from headgate.core.redaction import redact
@@ -74,11 +74,11 @@ class _Instruments:
                 stop()
             sampling.release(sampler)
 
-    def _seen(self, seen: Mapping[str, Any]) -> None:
+    def _seen(self, _: object) -> None:
         """Keep the figures of a look, and make instruments for those metrics that have none yet."""
         if self._sampler is None:
             return
-        self._families = {one.name: one for one in families_of(self._sampler, seen) if one.kind != "histogram"}
+        self._families = {one.name: one for one in families_of(self._sampler) if one.kind != "histogram"}
         for family in self._families.values():
             if family.name not in self._known:
                 self._known.add(family.name)

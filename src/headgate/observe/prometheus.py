@@ -88,8 +88,9 @@ class PoolCollector:
     def collect(self) -> Iterator[Metric]:
         """Look at the pools, and make the metrics."""
         # A loop that makes the metrics itself cannot answer meanwhile: then what was seen last will do.
-        seen = self._sampler.look() if _get_running_loop() is None else self._sampler.latest
-        yield from map(_made, families_of(self._sampler, seen))
+        if _get_running_loop() is None:
+            self._sampler.look()
+        yield from map(_made, families_of(self._sampler))
 
 
 class WorkerCollector:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from headgate.core.checks import Affinity
 from headgate.core.current_task import Standing
+from headgate.core.views import AdaptiveStats
 from headgate.core.wait_queue import Ticket
 from headgate.resources.costs import AnyCost
 from headgate.resources.model import (
-    AdaptiveStats,
     Resource,
     ResourceStats,
     ResourceStatus,

@@ -29,6 +29,7 @@ from headgate.core.checks import (
 )
 from headgate.core.redaction import learn, meet, redact
 from headgate.core.rests import learned_elsewhere, rest_elsewhere, spent_elsewhere
+from headgate.core.views import AdaptiveStats
 from headgate.core.weakrefs import WeakList
 from headgate.errors import InvalidArgument, InvalidType
 from headgate.gate.adaptive import Adaptive, AdaptiveLimit, MaxInFlight, checked_max_in_flight
@@ -468,26 +469,6 @@ class Attempt(NamedTuple):
 
     def __repr__(self) -> str:
         return redact(f"Attempt({self.resource_id!r}, {self.signal!r}, {self.duration!r})")
-
-
-@dataclass(frozen=True, slots=True)
-class AdaptiveStats:
-    """The bounds of an adaptive `max_in_flight`, and how it was cut last."""
-
-    least: int
-    most: int
-    cuts: int
-    """How often it was cut because the provider refused a call."""
-    seconds_since_cut: float | None = None
-    """Since the last cut; None: there was none."""
-    refused_at: int | None = None
-    """How many calls were in flight then; None: there was no cut."""
-
-    def __str__(self) -> str:
-        bounds = f"between {self.least} and {self.most}"
-        if self.refused_at is None:
-            return f"{bounds}, never refused"
-        return f"{bounds}, refused at {self.refused_at} {self.seconds_since_cut:.1f} s ago"
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,7 @@ from headgate.core.checks import (
 )
 from headgate.core.clock import clock
 from headgate.core.html import card
+from headgate.core.views import ResourcePoolView
 from headgate.errors import InvalidType
 from headgate.gate.adaptive import MaxInFlight, checked_max_in_flight
 from headgate.resources import events
@@ -347,8 +348,8 @@ class ResourcePool(Generic[T]):
         with lock:
             return pool_stats(self._engine.rotation, clock.now(), self._engine.reporter.counts())
 
-    def _view(self, rows: int) -> dict[str, Any]:
-        """Return what pages, terminals and metrics show: values that JSON knows."""
+    def _view(self, rows: int) -> ResourcePoolView:
+        """Return what pages, terminals and metrics show."""
         return pool_view(self.stats(), self._engine.reporter.tokens, rows)
 
     def __repr__(self) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from dataclasses import fields
+from typing import TYPE_CHECKING
 
 from headgate.core.labels import MOST
 from headgate.core.redaction import redact
+from headgate.core.views import ResourcePoolView, ResourceRow, TokenRow
 from headgate.resources.members import Member, Requirement, WaitTicket
 from headgate.resources.model import (
     RESOURCE_STATUSES,
@@ -135,8 +136,12 @@ def pool_stats(rotation: Rotation, now: float, runs: Mapping[str, int]) -> PoolS
 _WORST_FIRST: dict[ResourceStatus, int] = {"disabled": 0, "cooling_down": 1, "healthy": 2}
 
 
-def pool_view(stats: PoolStats, tokens: TokenCounts, rows: int) -> dict[str, Any]:
-    """The state of a pool as values that JSON knows.
+_COUNTS = tuple({field.name for field in fields(PoolStats)} & {field.name for field in fields(ResourcePoolView)})
+_OWN = tuple({field.name for field in fields(ResourceStats)} & {field.name for field in fields(ResourceRow)})
+
+
+def pool_view(stats: PoolStats, tokens: TokenCounts, rows: int) -> ResourcePoolView:
+    """The state of a pool as rows.
 
     Of more resources than `rows` the first in the pool are listed, whose counters metrics follow, and those that are
     out of order, which come first.
@@ -149,51 +154,23 @@ def pool_view(stats: PoolStats, tokens: TokenCounts, rows: int) -> dict[str, Any
 
         first = min(MOST, rows // 2)
         shown = sorted([*shown[:first], *sorted(shown[first:], key=rank)[: rows - first]], key=rank)
-    return {
-        "in_flight": stats.in_flight,
-        "eligible": stats.eligible,
-        "saturated": stats.saturated,
-        "waiting": stats.waiting,
+    counts = {name: getattr(stats, name) for name in _COUNTS if name != "resources"}
+    return ResourcePoolView(
+        **counts,
         **{str(status): number for status, number in stats.by_status.items()},
-        "attempts": stats.attempts,
-        "successes": stats.successes,
-        "cooldowns": stats.cooldowns,
-        "disables": stats.disables,
-        "refusals": stats.refusals,
-        "retries": stats.retries,
-        "sibling_cancels": stats.sibling_cancels,
-        "runs_ok": stats.runs_ok,
-        "runs_exhausted": stats.runs_exhausted,
-        "runs_error": stats.runs_error,
-        "runs_cancelled": stats.runs_cancelled,
-        "paused": stats.paused,
-        "tokens": [{"id": name, **count._asdict()} for name, count in tokens.by_resource.copy().items()],
-        "tenant_tokens": [
-            {"tenant": redact(name), **count._asdict()} for name, count in tokens.by_tenant.copy().items()
-        ],
-        "resource_count": len(stats.resources),
-        "resources": [
-            {
-                "id": one.resource_id,
-                "position": position,
-                "status": one.status,
-                "in_flight": one.in_flight,
-                "max_in_flight": one.max_in_flight,
-                "cooldown": round(one.cooldown_seconds_remaining, 3),
-                "consecutive_cooldown": one.consecutive_cooldown,
-                "acquires": one.acquires,
-                "successes": one.successes,
-                "cooldowns": one.cooldowns,
-                "disables": one.disables,
-                "refusals": one.refusals,
-                "sibling_cancels": one.sibling_cancels,
-                "paused": one.paused,
-                **({"adaptive": asdict(one.adaptive)} if one.adaptive is not None else {}),
-                **({} if one.quota is None else {"quota": one.quota}),
-            }
+        resource_count=len(stats.resources),
+        resources=[
+            ResourceRow(
+                id=one.resource_id,
+                position=position,
+                cooldown=round(one.cooldown_seconds_remaining, 3),
+                **{name: getattr(one, name) for name in _OWN},
+            )
             for position, one in shown
         ],
-    }
+        tokens=[TokenRow(name, *count) for name, count in tokens.by_resource.copy().items()],
+        tenant_tokens=[TokenRow(redact(name), *count) for name, count in tokens.by_tenant.copy().items()],
+    )
 
 
 def check(rotation: Rotation, now: float) -> None:

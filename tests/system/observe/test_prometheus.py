@@ -34,6 +34,7 @@ from headgate import (
     WorkerPool,
 )
 from headgate.core.labels import Labels
+from headgate.core.views import Unread
 from headgate.dashboard.scraping import KEPT, Labelled, joined
 from headgate.dashboard.sources import ThisProgram
 from headgate.observe import metrics, prometheus, sampler
@@ -199,11 +200,9 @@ def labelled(seen: Samples, name: str, label: str, pool: str) -> dict[str, float
 
 
 def test_o30_a_tenant_that_is_called_as_all_others_is_counted_with_them() -> None:
-    view: dict[str, Any] = {"kind": "tasks", "queued": 3, "tenant_count": 2}
-    view["tenants"] = [{"tenant": name, "queued": 1, "lag": 2.0} for name in ("(other)", "ann")]
-    assert metrics._folded(view, Labels()) == ({"ann": 1, "(other)": 2}, {"(other)": 2.0, "ann": 2.0})
-    view |= {"queued": 2, "tenants": [{"tenant": name, "queued": 1, "lag": 2.0} for name in ("ann", None)]}
-    assert metrics._folded(view, Labels())[0] == {"ann": 1, "(none)": 1}, "there are no others"
+    rows = [("(other)", 1, 2.0), ("ann", 1, 2.0)]
+    assert metrics.folded(rows, 3, 2, Labels()) == ({"ann": 1, "(other)": 2}, {"(other)": 2.0, "ann": 2.0})
+    assert metrics.folded([("ann", 1, 2.0), (None, 1, 2.0)], 2, 2, Labels())[0] == {"ann": 1, "(none)": 1}, "no others"
 
 
 def test_o30_when_more_ended_than_a_pool_remembers_those_it_knows_stand_for_all() -> None:
@@ -434,7 +433,9 @@ def test_o30_a_pool_whose_loop_was_held_from_the_first_look_on_keeps_no_other_ou
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     loop.call_soon_threadsafe(free.wait)
-    headgate.registry.register(pool, "workers", lambda pool: None, view=lambda pool, rows: {}, home=lambda pool: loop)
+    headgate.registry.register(
+        pool, "workers", lambda pool: None, view=lambda pool, rows: Unread(), home=lambda pool: loop
+    )
     keys = ResourcePool({"key-1": "value"}, name="others")
     try:
         text = prometheus.exposition(prometheus.PoolCollector(sampler.acquire())).decode()

@@ -70,6 +70,8 @@ ROOT_MODULE = "__init__.py"
 PURE = (
     "cli/top_frame.py",
     "dashboard/security.py",
+    "core/labels.py",
+    "core/views.py",
     "observe/history.py",
     "observe/lines.py",
     "cli/batch/book.py",

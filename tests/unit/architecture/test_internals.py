@@ -34,7 +34,14 @@ ENGINES = (
     *("gate", "resources.rotation", "resources.effects", "tasks.scheduling", "sharing.slots"),
     *("resources.exchange", "resources.permits", "resources.health", "resources.replica"),
     *("resources.quota", "resources.ledger", "resources.quota_exchange", "resources.leased_budget"),
-    *("core.key_windows", "core.labels", "sharing.claims", "sharing.memory", "sharing.protocol"),
+    *(
+        "core.key_windows",
+        "core.labels",
+        "core.views",
+        "sharing.claims",
+        "sharing.memory",
+        "sharing.protocol",
+    ),
     *(
         "stores.codec",
         "stores.jsonl.lines",
