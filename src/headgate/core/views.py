@@ -9,19 +9,32 @@ They stand in one module of `core` because a terminal that looks at another prog
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import Any, Final, Literal, TypeAlias
 
 Kind = Literal["resources", "tasks", "workers"]
 """What a pool is a pool of."""
 
+_LEAVES: Final = frozenset({str, int, float, bool, type(None)})
+_READERS: Final[dict[type[Any], Callable[[Any], tuple[Any, ...]]]] = {}
+"""What reads all fields of a row, by its type: most of what makes JSON of a look is this."""
+
 
 def plain(value: Any) -> Any:
     """Return a view as values that JSON knows: each row, a dataclass, becomes a dict of its fields."""
-    if is_dataclass(value):
-        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
-    return [plain(one) for one in value] if isinstance(value, (list, tuple)) else value
+    kind = type(value)
+    if kind in _LEAVES:
+        return value
+    if isinstance(value, (list, tuple)):
+        return [plain(one) for one in value]
+    if not hasattr(kind, "__dataclass_fields__"):
+        return value
+    read = _READERS.get(kind)
+    if read is None:
+        read = _READERS[kind] = attrgetter(*(one.name for one in fields(kind)))
+    return dict(zip(kind.__dataclass_fields__, map(plain, read(value)), strict=True))
 
 
 # -- task pools --------------------------------------------------------------------------------------------------------

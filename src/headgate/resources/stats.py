@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
+from headgate.core.events import maker
 from headgate.core.labels import MOST
 from headgate.core.redaction import redact
 from headgate.core.views import ResourcePoolView, ResourceRow, TokenRow
@@ -137,7 +138,7 @@ _WORST_FIRST: dict[ResourceStatus, int] = {"disabled": 0, "cooling_down": 1, "he
 
 
 _COUNTS = tuple({field.name for field in fields(PoolStats)} & {field.name for field in fields(ResourcePoolView)})
-_OWN = tuple({field.name for field in fields(ResourceStats)} & {field.name for field in fields(ResourceRow)})
+_row = maker(ResourceRow)
 
 
 def pool_view(stats: PoolStats, tokens: TokenCounts, rows: int) -> ResourcePoolView:
@@ -160,11 +161,23 @@ def pool_view(stats: PoolStats, tokens: TokenCounts, rows: int) -> ResourcePoolV
         **{str(status): number for status, number in stats.by_status.items()},
         resource_count=len(stats.resources),
         resources=[
-            ResourceRow(
+            _row(
                 id=one.resource_id,
                 position=position,
+                status=one.status,
+                in_flight=one.in_flight,
+                max_in_flight=one.max_in_flight,
                 cooldown=round(one.cooldown_seconds_remaining, 3),
-                **{name: getattr(one, name) for name in _OWN},
+                consecutive_cooldown=one.consecutive_cooldown,
+                acquires=one.acquires,
+                successes=one.successes,
+                cooldowns=one.cooldowns,
+                disables=one.disables,
+                refusals=one.refusals,
+                sibling_cancels=one.sibling_cancels,
+                paused=one.paused,
+                adaptive=one.adaptive,
+                quota=one.quota,
             )
             for position, one in shown
         ],

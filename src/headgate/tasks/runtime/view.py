@@ -12,6 +12,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from headgate.core.clock import clock
+from headgate.core.events import maker
 from headgate.core.redaction import redact
 from headgate.core.views import BudgetView, EndedRow, MemberRow, TaskPoolView, TaskRow, TenantRow
 from headgate.tasks.fairness import KeyAge, stats_of
@@ -41,6 +42,9 @@ def shown(value: object) -> str:
         return f"a {type(value).__qualname__}"
     text = text.encode("utf-8", "backslashreplace").decode()  # names of files may have halves of characters
     return text if len(text) <= _WIDEST else f"{text[:_WIDEST]}..."
+
+
+_tenant, _task = maker(TenantRow), maker(TaskRow)  # a look makes hundreds of them on the loop of the pool
 
 
 class _Tenant:
@@ -139,7 +143,7 @@ def _tenants(executor: Executor, now: float) -> dict[Hashable, _Tenant]:
 
 
 def _tenant_row(age: KeyAge, one: _Tenant, paused: bool) -> TenantRow:
-    return TenantRow(
+    return _tenant(
         tenant=None if age.key is None else shown(age.key),
         queued=one.queued,
         active=one.active,
@@ -154,7 +158,7 @@ def _tenant_row(age: KeyAge, one: _Tenant, paused: bool) -> TenantRow:
 def _task_row(task: TaskRecord, now: float) -> TaskRow:
     since = task.started if task.status == "running" and task.started is not None else task.since
     permit = task.permit
-    return TaskRow(
+    return _task(
         id=f"{task.owner.id}/{task.number}",
         number=task.number,
         tenant=None if task.partition is None else shown(task.partition),
