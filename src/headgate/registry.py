@@ -19,17 +19,15 @@ import os
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, TypeVar
 
 from headgate._version import __version__
 from headgate.core.clock import clock
 from headgate.core.redaction import log_exception
+from headgate.core.views import Kind, PoolLook, Unread
 
 if TYPE_CHECKING:
     import asyncio
-
-Kind = Literal["resources", "tasks", "workers"]
-"""What a pool is a pool of."""
 
 SCHEMA: Final = 1
 """The version of what `snapshot` returns. It grows when a field gets another meaning or goes."""
@@ -97,26 +95,26 @@ class LivePool:
         pool = self._entry.pool()
         return None if pool is None or self._entry.home is None else self._entry.home(pool)
 
-    def view(self, rows: int = _ROWS) -> dict[str, Any] | None:
-        """Return the state of the pool as values that JSON knows, with at most so many rows in each list.
+    def view(self, rows: int = _ROWS) -> PoolLook | None:
+        """Return the state of the pool, with at most so many rows in each list, or None if it is gone.
 
-        None: the pool is gone. The lists of a TaskPool are exact only on its own event loop. A view that could not be
-        made has no counters: "changing" if the pool changed too fast for another thread, else "broken" with the type of
-        the error.
+        The lists of a TaskPool are exact only on its own event loop.
         """
         pool = self._entry.pool()
         if pool is None or self._entry.view is None:
             return None
-        about = {"kind": self.kind, "name": self.name, "number": self.number}
+        return PoolLook(self.kind, self.name, self.number, self._read(self._entry.view, pool, rows))
+
+    def _read(self, view: Callable[[Any, int], Any], pool: Any, rows: int) -> Any:
         for _ in range(_TRIES):
             try:
-                return {**about, **self._entry.view(pool, rows)}
+                return view(pool, rows)
             except RuntimeError as error:  # perhaps it changed while another thread looked at it
                 if "during iteration" not in str(error):
-                    return {**about, "broken": self._entry.broken(self.name, error)}
+                    return Unread(broken=self._entry.broken(self.name, error))
             except Exception as error:  # a view runs code of others: engines, discoveries, names of tenants
-                return {**about, "broken": self._entry.broken(self.name, error)}
-        return {**about, "changing": True}
+                return Unread(broken=self._entry.broken(self.name, error))
+        return Unread(changing=True)
 
 
 class _Registered(NamedTuple):
@@ -124,7 +122,7 @@ class _Registered(NamedTuple):
     pool: weakref.ref[Any]
     snapshot: Callable[[Any], Any]
     spare_name: str  # for a pool that has no name of its own
-    view: Callable[[Any, int], Mapping[str, Any]] | None
+    view: Callable[[Any, int], Any] | None
     home: Callable[[Any], asyncio.AbstractEventLoop | None] | None
     number: int
     logged: list[str]  # what kept the pool from being looked at, once it was logged
@@ -149,13 +147,13 @@ def register(
     kind: Kind,
     snapshot: Callable[[P], Any],
     *,
-    view: Callable[[P, int], Mapping[str, Any]] | None = None,
+    view: Callable[[P, int], Any] | None = None,
     home: Callable[[P], asyncio.AbstractEventLoop | None] | None = None,
 ) -> None:
     """Add a pool whose state ``snapshot(pool)`` returns, until `unregister` or until nothing else refers to it.
 
-    ``view(pool, rows)`` tells the same as values that JSON knows; ``home(pool)`` is the event loop of the pool. A pool
-    without a `name` is listed as "<kind>-<number>".
+    ``view(pool, rows)`` tells the same as a frozen dataclass, of values that JSON knows and of rows; ``home(pool)`` is
+    the event loop of the pool. A pool without a `name` is listed as "<kind>-<number>".
     """
     key, forget = id(pool), _live.pop
     weak = weakref.ref(pool, lambda _: forget(key, None))
@@ -203,7 +201,7 @@ def snapshot(rows: int = _ROWS) -> Frozen:
 
     `rows`: how many tenants, tasks, resources or workers are listed at most; the counts are always of all.
     """
-    seen = [view for view in (one.view(rows) for one in pools()) if view is not None]
+    seen = [look.to_dict() for look in (one.view(rows) for one in pools()) if look is not None]
     about = {"schema": SCHEMA, "version": __version__, "pid": os.getpid(), "at": clock.wall()}
     whole: Frozen = frozen({**about, "pools": seen})
     return whole

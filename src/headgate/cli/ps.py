@@ -68,26 +68,26 @@ def rows_of(seen: dict[str, Any]) -> list[tuple[str, ...]]:
     return pools or [(*about, "-", "", "", "", "", "", "", "", age)]
 
 
-def _figures(view: dict[str, Any]) -> tuple[str, ...]:
+def _figures(told: dict[str, Any]) -> tuple[str, ...]:
     """Return the state of a pool, and what is running, queued, done, failed and dropped."""
-    if view.get("held"):
-        return f"its loop is held for {view['held']:.0f} s", "", "", "", "", ""
-    if "broken" in view:
-        return f"cannot be read: {view['broken']}", "", "", "", "", ""
-    if "changing" in view:
-        return "changes too fast to be read", "", "", "", "", ""
-    if view["kind"] == "tasks" and "active" in view:
-        running = f"{view['active']}/{view['max_concurrent']}"
-        from headgate.observe.history import DROPPED
+    from headgate.core.views import ResourcePoolView, TaskPoolView, Unread, WorkerPoolView, look_of
 
-        ended = (str(view[name]) for name in ("queued", "completed", "failed"))
-        state = "paused" if view.get("paused") and view["state"] == "open" else view["state"]
-        return state, running, *ended, str(sum(view[name] for name in DROPPED) or "")
-    if view["kind"] == "resources":
-        state = f"{view['healthy']} healthy, {view['cooling_down']} cooling, {view['disabled']} disabled"
-        state += f", {view['paused']} paused" if view.get("paused") else ""
-        return state, str(view["in_flight"]), str(view["waiting"]), str(view["successes"]), "", ""
-    if view["kind"] == "workers":
-        state = f"{view['ready']} of {view['expected']} ready"
-        return state, str(view["in_flight"]), "", "", str(view["losses"] or ""), ""
-    return str(view.get("state", "")), "", "", "", "", ""
+    look = look_of(told)
+    view = look.state
+    if look.held:
+        return f"its loop is held for {look.held:.0f} s", "", "", "", "", ""
+    if isinstance(view, Unread):
+        state = "changes too fast to be read" if view.changing else view.state or ""
+        return f"cannot be read: {view.broken}" if view.broken else state, "", "", "", "", ""
+    if isinstance(view, TaskPoolView):
+        running = f"{view.active}/{view.max_concurrent}"
+        ended = str(view.queued), str(view.completed), str(view.failed)
+        state = "paused" if view.paused and view.state == "open" else view.state
+        return state, running, *ended, str(view.dropped or "")
+    if isinstance(view, ResourcePoolView):
+        state = f"{view.healthy} healthy, {view.cooling_down} cooling, {view.disabled} disabled"
+        state += f", {view.paused} paused" if view.paused else ""
+        return state, str(view.in_flight), str(view.waiting), str(view.successes), "", ""
+    assert isinstance(view, WorkerPoolView), "there is no other kind"
+    state = f"{view.ready} of {view.expected} ready"
+    return state, str(view.in_flight), "", "", str(view.losses or ""), ""

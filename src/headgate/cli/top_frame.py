@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from headgate.cli.workers import shown_age
 from headgate.core.one_line import one_line
+from headgate.core.views import PoolLook, ResourcePoolView, ResourceRow, TaskPoolView, Unread, WorkerPoolView, look_of
 from headgate.observe.budgets import shared_budgets
-from headgate.observe.history import DROPPED
 
 SORTS = ("age", "name", "load")
 
@@ -146,7 +146,9 @@ class View(NamedTuple):
     """A pool and its program."""
 
     program: dict[str, Any]
-    pool: dict[str, Any]
+    look: PoolLook
+    done: float
+    """How many of its tasks end well in a second, if it is a task pool."""
     name: str
     """The name of the pool, with the pid of its program where several programs have pools of this name."""
 
@@ -160,7 +162,12 @@ def _named(seen: Sequence[dict[str, Any]]) -> Views:
         for view in one["pools"]:
             pids.setdefault(view["name"], set()).add(one["pid"])
     return [
-        View(one, view, name if len(pids[view["name"]]) < 2 else f"{_cut(name, 9)} {one['pid']}")
+        View(
+            one,
+            look_of(view),
+            view.get("point", {}).get("done", 0.0),
+            name if len(pids[view["name"]]) < 2 else f"{_cut(name, 9)} {one['pid']}",
+        )
         for one in seen
         for view in one["pools"]
         for name in (view["name"],)
@@ -201,24 +208,24 @@ def _budgets(seen: Sequence[dict[str, Any]], settings: Settings) -> Table:
 def _pools(views: Views, settings: Settings) -> Table:
     rows = []
     several = _several(views)
-    for one, view, _ in views:
-        if view["kind"] != "tasks" or "active" not in view or not _fits(settings, view["name"], one["program"]):
+    for one, look, done, _ in views:
+        view = look.state
+        if not isinstance(view, TaskPoolView) or not _fits(settings, look.name, one["program"]):
             continue
-        point = view.get("point", {})
         cells = [
-            Piece(view["name"], "bold"),
-            _state(view),
-            Piece(f"{view['active']}/{view['max_concurrent']}"),
-            Piece(str(view["queued"])),
-            Piece(f"{point.get('done', 0.0):.1f}"),
-            Piece(str(view["failed"] or ""), "red"),
-            Piece(str(sum(view[name] for name in DROPPED) or ""), "yellow"),
+            Piece(look.name, "bold"),
+            _state(view, look.held),
+            Piece(f"{view.active}/{view.max_concurrent}"),
+            Piece(str(view.queued)),
+            Piece(f"{done:.1f}"),
+            Piece(str(view.failed or ""), "red"),
+            Piece(str(view.dropped or ""), "yellow"),
             Piece(str(one["pid"]) if several else ""),
-            Piece(str(view["completed"])),
-            Piece(f"{view['jain']:.2f}"),
+            Piece(str(view.completed)),
+            Piece(f"{view.jain:.2f}"),
             Piece(one["program"]),
         ]
-        rows.append((cells, view["lag"], view["name"], view["active"]))
+        rows.append((cells, view.lag, look.name, view.active))
     titles = ("pool", "state", "running", "queued", "done/s", "failed", "dropped", "pid", "done", "fair", "program")
     return Table("Task pools", titles, (None, 18, 9, 7, 7, 6, 7, 8, 9, 4, 30), _sorted(rows, settings))
 
@@ -228,48 +235,48 @@ def _several(views: Views) -> bool:
     return len({view.program["pid"] for view in views}) > 1
 
 
-def _state(view: dict[str, Any]) -> Piece:
-    if view.get("held"):
-        return Piece(f"loop held {view['held']:.0f} s", "red")
-    if view.get("paused"):
+def _state(view: TaskPoolView, held: float | None) -> Piece:
+    if held:
+        return Piece(f"loop held {held:.0f} s", "red")
+    if view.paused:
         return Piece("paused", "yellow")
-    if waits := view.get("waiting_for"):
-        return Piece(f"waits: {waits['cause']}", "yellow")
-    return Piece(str(view["state"]))
+    if view.waiting_for:
+        return Piece(f"waits: {view.waiting_for['cause']}", "yellow")
+    return Piece(view.state)
 
 
 def _broken(views: Views, settings: Settings) -> Table:
     """The pools of any kind whose state cannot be read, and the error."""
     rows = [
         [
-            Piece(view["name"], "bold"),
-            Piece(view["kind"]),
-            Piece(view["broken"], "red"),
+            Piece(look.name, "bold"),
+            Piece(look.kind),
+            Piece(look.state.broken, "red"),
             Piece(str(one["pid"])),
         ]
-        for one, view, _ in views
-        if "broken" in view and _fits(settings, view["name"], one["program"])
+        for one, look, _, _ in views
+        if isinstance(look.state, Unread) and look.state.broken and _fits(settings, look.name, one["program"])
     ]
     return Table("State cannot be read", ("pool", "kind", "error", "pid"), (None, 10, 30, 8), rows)
 
 
 def _tenants(views: Views, settings: Settings, since: float) -> Table:
     rows = []
-    for _, view, its_name in views:
-        for row in view.get("tenants", ()) if view["kind"] == "tasks" else ():
-            name = "(none)" if row["tenant"] is None else row["tenant"]
-            if _fits(settings, name, view["name"]):
-                lag = row["lag"] + since if row["queued"] else 0.0
+    for _, look, _, its_name in views:
+        for row in look.state.tenants if isinstance(look.state, TaskPoolView) else ():
+            name = "(none)" if row.tenant is None else row.tenant
+            if _fits(settings, name, look.name):
+                lag = row.lag + since if row.queued else 0.0
                 cells = [
                     Piece(name, "bold"),
                     Piece(its_name),
-                    Piece(str(row["active"])),
-                    Piece(str(row["queued"])),
+                    Piece(str(row.active)),
+                    Piece(str(row.queued)),
                     Piece(f"{lag:.1f} s" if lag else "", "yellow" if lag > 10 else ""),
-                    Piece(f"{row['p50']:.2f} s"),
-                    Piece(f"{row['p99']:.2f} s"),
+                    Piece(f"{row.p50:.2f} s"),
+                    Piece(f"{row.p99:.2f} s"),
                 ]
-                rows.append((cells, lag, name, row["active"] + row["queued"]))
+                rows.append((cells, lag, name, row.active + row.queued))
     titles = ("tenant", "pool", "running", "queued", "oldest", "wait p50", "p99")
     return Table("Tenants", titles, (None, 16, 8, 8, 10, 10, 10), _sorted(rows, settings))
 
@@ -281,66 +288,69 @@ def _resources(views: Views, settings: Settings, since: float) -> Table:
     """The resources of pools at work, then those of idle ones: a forgotten pool pushes nothing off the screen."""
     at_work: list[Ranked] = []
     idle: list[Ranked] = []
-    for _, view, its_name in views:
-        rows = at_work if view["kind"] == "resources" and _is_at_work(view, since) else idle
-        for row in view.get("resources", ()) if view["kind"] == "resources" else ():
-            if _fits(settings, row["id"], view["name"]):
-                left = max(0.0, row["cooldown"] - since)
-                status = row["status"] if row["status"] != "cooling_down" or left else "healthy"
-                spent = max(0.0, row.get("quota", {}).get("seconds_until_open", 0.0) - since)
+    for _, look, _, its_name in views:
+        if not isinstance(look.state, ResourcePoolView):
+            continue
+        rows = at_work if _is_at_work(look.state, since) else idle
+        for row in look.state.resources:
+            if _fits(settings, row.id, look.name):
+                left = max(0.0, row.cooldown - since)
+                status: str = row.status if row.status != "cooling_down" or left else "healthy"
+                spent = max(0.0, _opens_in(row) - since)
                 if status == "healthy" and spent:
                     status, left = "no_quota", spent
-                if row.get("paused") and status != "disabled":
+                if row.paused and status != "disabled":
                     status = "paused"
-                most = "" if row["max_in_flight"] is None else f"/{row['max_in_flight']}"
-                refused = row["refusals"]
+                most = "" if row.max_in_flight is None else f"/{row.max_in_flight}"
+                refused = row.refusals
                 cells = [
-                    Piece(row["id"], "bold"),
+                    Piece(row.id, "bold"),
                     Piece(its_name),
                     Piece(status.removesuffix("_down").replace("_", " "), _COLOURS[status]),
                     Piece(f"{left:.1f} s" if left else ""),
-                    Piece(f"{row['in_flight']}{most}"),
-                    Piece(str(row["successes"])),
+                    Piece(f"{row.in_flight}{most}"),
+                    Piece(str(row.successes)),
                     Piece(str(refused or ""), "yellow"),
                 ]
-                rows.append((cells, left + 1e9 * (status == "disabled"), row["id"], row["in_flight"]))
+                rows.append((cells, left + 1e9 * (status == "disabled"), row.id, row.in_flight))
     titles = ("resource", "pool", "status", "back in", "in use", "ok", "refused")
     ordered = [*_sorted(at_work, settings), *_sorted(idle, settings)]
     return Table("Resources", titles, (None, 16, 9, 9, 8, 9, 8), ordered)
 
 
-def _is_at_work(view: dict[str, Any], since: float) -> bool:
+def _is_at_work(view: ResourcePoolView, since: float) -> bool:
     """Is a resource of the pool in use, awaited, or on its way back from a cooldown or to its next quota?"""
-    if view.get("in_flight") or view.get("waiting"):
+    if view.in_flight or view.waiting:
         return True
-    return any(
-        max(row["cooldown"], row.get("quota", {}).get("seconds_until_open", 0.0)) > since
-        for row in view.get("resources", ())
-        if row["status"] != "disabled"
-    )
+    return any(max(row.cooldown, _opens_in(row)) > since for row in view.resources if row.status != "disabled")
+
+
+def _opens_in(row: ResourceRow) -> float:
+    """Seconds until the quota of a resource allows a call."""
+    return 0.0 if row.quota is None else float(row.quota["seconds_until_open"])
 
 
 def _workers(views: Views, settings: Settings) -> Table:
     rows = []
-    for _, view, its_name in views:
-        for row in view.get("workers", ()) if view["kind"] == "workers" else ():
-            if _fits(settings, row["uid"], view["name"], str(row["pid"]), row["host"], row["address"]):
-                far = not row["address"].startswith("unix:")
-                bad = row["state"] in ("lost", "blocked")
+    pools = [one.look.state for one in views if isinstance(one.look.state, WorkerPoolView)]
+    for _, look, _, its_name in views:
+        for row in look.state.workers if isinstance(look.state, WorkerPoolView) else ():
+            if _fits(settings, row.uid, look.name, str(row.pid), row.host, row.address):
+                far = not row.address.startswith("unix:")
+                bad = row.state in ("lost", "blocked")
                 cells = [
-                    Piece(row["uid"], "bold"),
+                    Piece(row.uid, "bold"),
                     Piece(its_name),
-                    Piece(str(row["pid"] or "")),
-                    Piece(row["state"], "red" if bad else "green" if row["state"] == "ready" else "yellow"),
-                    Piece(str(row["in_flight"])),
-                    Piece("" if row["memory"] is None else f"{row['memory'] / 1e6:.0f} MB"),
-                    Piece(row["host"] if far else ""),
-                    Piece(row["address"] if far else ""),
+                    Piece(str(row.pid or "")),
+                    Piece(row.state, "red" if bad else "green" if row.state == "ready" else "yellow"),
+                    Piece(str(row.in_flight)),
+                    Piece("" if row.memory is None else f"{row.memory / 1e6:.0f} MB"),
+                    Piece(row.host if far else ""),
+                    Piece(row.address if far else ""),
                 ]
-                rows.append((cells, float(bad), row["uid"], row["in_flight"]))
+                rows.append((cells, float(bad), row.uid, row.in_flight))
     titles = ("worker", "pool", "pid", "state", "calls", "memory", "host", "address")
-    pools = [view for _, view, _ in views if view["kind"] == "workers" and "expected" in view]
-    ready, expected = (sum(view[name] for view in pools) for name in ("ready", "expected"))
+    ready, expected = sum(view.ready for view in pools), sum(view.expected for view in pools)
     title, widths = f"Workers, {ready} of {expected} ready", (None, 16, 9, 10, 7, 10, 16, 24)
     return Table(title, titles, widths, _sorted(rows, settings))
 
@@ -348,22 +358,22 @@ def _workers(views: Views, settings: Settings) -> Table:
 def _slowest(views: Views, settings: Settings, since: float) -> Table:
     rows = []
     several = _several(views)
-    for one, view, _ in views:
-        for row in view.get("running", ()) if view["kind"] == "tasks" else ():
-            tenant = "" if row["tenant"] is None else row["tenant"]
-            name = f"{view['name']}/{row['number']}"
-            if _fits(settings, name, tenant, row["what"]):
+    for one, look, _, _ in views:
+        for row in look.state.running if isinstance(look.state, TaskPoolView) else ():
+            tenant = "" if row.tenant is None else row.tenant
+            name = f"{look.name}/{row.number}"
+            if _fits(settings, name, tenant, row.what):
                 cells = [
-                    Piece(f"{_cut(view['name'], 20)}/{row['number']}", "bold"),
+                    Piece(f"{_cut(look.name, 20)}/{row.number}", "bold"),
                     Piece(str(one["pid"]) if several else ""),
-                    Piece(f"{row['seconds'] + since:.1f} s"),
+                    Piece(f"{row.seconds + since:.1f} s"),
                     Piece(tenant),
-                    Piece(row["what"].rpartition(".")[2]),
-                    Piece(str(row["attempt"])),
-                    Piece(row["resource"] or ""),
-                    Piece(row["worker"] or ""),
+                    Piece(row.what.rpartition(".")[2]),
+                    Piece(str(row.attempt)),
+                    Piece(row.resource or ""),
+                    Piece(row.worker or ""),
                 ]
-                rows.append((cells, row["seconds"], name, row["attempt"]))
+                rows.append((cells, row.seconds, name, row.attempt))
     titles = ("task", "pid", "running for", "tenant", "function", "try", "resource", "worker")
     return Table("Slowest tasks", titles, (None, 8, 11, 14, 16, 4, 12, 13), _sorted(rows, settings))
 
@@ -372,19 +382,19 @@ def _failed(views: Views, settings: Settings, since: float) -> Table:
     """The last tasks that ended badly, the newest first, whatever the other tables are sorted by."""
     rows = []
     several = _several(views)
-    for one, view, _ in views:
-        for row in view.get("failures", ()) if view["kind"] == "tasks" else ():
-            tenant = "" if row["tenant"] is None else row["tenant"]
-            name = f"{view['name']}/{row['number']}"
-            if _fits(settings, name, tenant, row["why"]):
+    for one, look, _, _ in views:
+        for row in look.state.failures if isinstance(look.state, TaskPoolView) else ():
+            tenant = "" if row.tenant is None else row.tenant
+            name = f"{look.name}/{row.number}"
+            if _fits(settings, name, tenant, row.why):
                 cells = [
-                    Piece(f"{_cut(view['name'], 20)}/{row['number']}", "bold"),
+                    Piece(f"{_cut(look.name, 20)}/{row.number}", "bold"),
                     Piece(str(one["pid"]) if several else ""),
-                    Piece(row["status"], "red"),
-                    Piece(shown_age(max(0.0, one["at"] - ended_at + since)) if (ended_at := row["ended_at"]) else ""),
-                    Piece("yes" if row["can_retry"] else ""),
+                    Piece(row.status, "red"),
+                    Piece(shown_age(max(0.0, one["at"] - ended_at + since)) if (ended_at := row.ended_at) else ""),
+                    Piece("yes" if row.can_retry else ""),
                     Piece(tenant),
-                    Piece(row["why"]),
+                    Piece(row.why),
                 ]
                 rows.append((ended_at or 0.0, cells))
     rows.sort(key=lambda row: -row[0])
@@ -395,7 +405,7 @@ def _failed(views: Views, settings: Settings, since: float) -> Table:
 Ranked = tuple[list[Piece], float, str, float]
 
 
-def _sorted(rows: list[Ranked], settings: Settings) -> list[list[Piece]]:
+def _sorted(rows: Sequence[Ranked], settings: Settings) -> list[list[Piece]]:
     keys: dict[str, Callable[[Ranked], Any]] = {
         "age": lambda row: (-row[1], row[2]),
         "name": lambda row: row[2],

@@ -11,6 +11,7 @@ from typing import Any, Final, Protocol
 from headgate import registry
 from headgate.core.clock import clock
 from headgate.core.redaction import redact
+from headgate.core.views import TaskPoolView
 from headgate.errors import HeadgateError, InvalidArgument
 from headgate.observe import sampler as sampling
 from headgate.observe import sockets
@@ -143,9 +144,9 @@ class ThisProgram:
     def _keep(self, entry: LivePool) -> None:
         """Keep how a task pool was when it was closed; in the thread of its loop."""
         if entry.kind == "tasks":
-            view = entry.view(sampling.ROWS)
-            if view is not None and "active" in view:
-                self._closed.append({**view, "name": shown(view["name"]), "state": "closed", "held": None})
+            look = entry.view(sampling.ROWS)
+            if look is not None and isinstance(look.state, TaskPoolView):
+                self._closed.append({**look.to_dict(), "name": shown(look.name), "state": "closed", "held": None})
 
     def want_tasks(self, wanted: bool) -> None:
         """Hear of single tasks too, or not any more."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from headgate.core.current_task import CURRENT
 from headgate.errors import PoolExhausted
 from headgate.integrations.token_usage import UsageReader
 from headgate.resources.engine import Engine, lock
@@ -161,8 +162,7 @@ class RequestCall:
         A key without a quota gets one that is learned once an answer says that nothing remains. Until then headers
         cost next to nothing.
         """
-        if use.reservation is not None:
-            self._usage = UsageReader()
+        self._usage = UsageReader()
         if use.level or may_be_spent(headers.raw):
             self._engine.hear(use, Answer(status, headers))
 
@@ -183,13 +183,15 @@ class RequestCall:
     def done(self) -> None:
         """End a call whose answer was given to the client, wholly or as far as the client wanted it.
 
-        With a quota, the tokens that the answer reports are counted.
+        The tokens that the answer reports are counted, by its quota too if there is one.
         """
         use, self._use = self._use, None
         if use is not None:
             spent = None if self._usage is None else self._usage.spent()
-            if spent is not None and use.reservation is not None:
-                use.reservation.spent = spent
+            if spent is not None:
+                self._engine.reporter.spent(use.member.resource.resource_id, spent, CURRENT.get())
+                if use.reservation is not None:
+                    use.reservation.spent = spent
             self._engine.done(self._call, use)
 
     def broke(self, error: Exception) -> None:
@@ -274,8 +276,8 @@ class HeldCall:
         """Tell the resource what the answer says, and return what it says against the resource; None if nothing."""
         sharing = self._resource.sharing
         elsewhere = not sharing.members  # a worker's copy: the pool is in another process
+        self._usage = UsageReader()
         if sharing.account is not None or elsewhere or may_be_spent(headers.raw):
-            self._usage = UsageReader()
             self._resource.learn(Answer(status, headers))
             self.is_heard = True
         return self._verdict(response()) if status >= 400 else None

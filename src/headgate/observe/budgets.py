@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from headgate.observe.history import has_counters
-
 Look = Mapping[str, Any]
 
 
@@ -19,7 +17,7 @@ def shared_budgets(looks: Iterable[tuple[str, Look]]) -> list[dict[str, Any]]:
     found: list[_Budget] = []
     for program, look in looks:
         for view in look.get("pools", ()):
-            if view.get("shared") and has_counters(view):
+            if view.get("shared"):
                 budget = next((one for one in found if one.has(view)), None)
                 if budget is None:
                     found.append(budget := _Budget())

@@ -13,6 +13,9 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from headgate.core.labels import NONE, OTHER, Labels
+from headgate.core.views import PoolView, ResourcePoolView, ResourceRow, TaskPoolView, TenantRow, Unread
+
 POINTS: Final = 300
 """Points that are kept of each pool."""
 SENT: Final = 4 * 1024 * 1024
@@ -25,10 +28,6 @@ PLOTTED: Final = 6
 """Tenants whose queues are in each point: those that wait longest."""
 STAYS: Final = 10.0
 """Seconds that a tenant is plotted after it last waited about as long as the others."""
-TENANTS: Final = 100
-"""Tenants that have figures of their own; what others do is counted as one."""
-OTHER: Final = "(other)"
-NONE: Final = "(none)"
 BUCKETS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0, 3600.0)
 """Upper bounds in seconds: from a cached answer to a batch that waits an hour for its keys."""
 
@@ -48,13 +47,15 @@ _LEVELS: Final[dict[str, tuple[str, ...]]] = {
     "resources": ("in_flight", "healthy", "cooling_down", "disabled", "waiting"),
     "workers": ("in_flight", "ready", "blocked", "memory"),
 }
-_COUNTERS: Final = frozenset({"completed", "successes", "losses"})
-"""A counter of each kind of pool. A view has one of them, or none at all."""
-
-
-def has_counters(view: Mapping[str, Any]) -> bool:
-    """Whether a view tells anything: the pool is loaded, it did not change too fast, and looking at it did not fail."""
-    return not _COUNTERS.isdisjoint(view)
+COUNTED: Final = {
+    "attempts": "acquires",
+    "successes": "successes",
+    "refusals": "refusals",
+    "cooldowns": "cooldowns",
+    "disables": "disables",
+    "sibling_cancels": "sibling_cancels",
+}
+"""Counters of a resource pool, and what the row of a resource has of them."""
 
 
 class Histogram:
@@ -81,26 +82,6 @@ class Histogram:
         return sums
 
 
-class Labels:
-    """Which tenants, or resources, have figures of their own: the first hundred. A label, once given, stays."""
-
-    __slots__ = ("_known", "_most")
-
-    def __init__(self, most: int = TENANTS) -> None:
-        self._known: set[str] = set()
-        self._most = most
-
-    def of(self, name: str | None) -> str:
-        """Return the label of a tenant or a resource."""
-        shown = NONE if name is None else name
-        if shown in self._known:
-            return shown
-        if len(self._known) >= self._most:
-            return OTHER
-        self._known.add(shown)
-        return shown
-
-
 class Plotted:
     """Which tenants are plotted. One stays as long as it waits, so that lines can be followed."""
 
@@ -109,13 +90,13 @@ class Plotted:
     def __init__(self) -> None:
         self._since: dict[str, float] = {}  # when each last waited
 
-    def choose(self, rows: Iterable[Mapping[str, Any]], now: float) -> dict[str, list[float]]:
+    def choose(self, rows: Iterable[TenantRow], now: float) -> dict[str, list[float]]:
         """Return the tenants to plot, each with its queue and the age of its oldest task. Longest waiting come first.
 
         One that has waited for nothing lately, or for less than half as long as one that is not plotted, gives up its
         place to that.
         """
-        known = {NONE if row["tenant"] is None else row["tenant"]: [row["queued"], row["lag"]] for row in rows}
+        known = {NONE if row.tenant is None else row.tenant: [row.queued, row.lag] for row in rows}
         others = [name for name, (queued, _) in known.items() if queued and name not in self._since]
         enough = known[others[0]][1] / 2 - 1.0 if others else 0.0
         for name in self._since:
@@ -145,22 +126,27 @@ class PoolHistory:
         """How many tasks have ended, by tenant and status."""
         self.seen: int = 0
         """How many tasks had ended when somebody looked last."""
+        self.counted: dict[str, dict[str, float]] = {}
+        """The counters of resources, by label. They only grow, also when a resource is removed and comes again."""
+        self._before: dict[str, ResourceRow] = {}  # the last row of each resource that has a label
         self._plotted = Plotted()
         self._sums: deque[tuple[float, dict[str, float]]] = deque()
 
-    def note(self, view: Mapping[str, Any], now: float, wall: float) -> dict[str, Any] | None:
-        """Make a point of what a pool shows now; `now` monotonic. None: the view has no counters, and says no rate."""
-        if not has_counters(view):
+    def note(self, view: PoolView | Unread, now: float, wall: float) -> dict[str, Any] | None:
+        """Make a point of what a pool shows now; `now` monotonic. None: it could not be read."""
+        if isinstance(view, Unread):
             return None
-        sums = {name: float(sum(view.get(one, 0) for one in parts)) for name, parts in _RATES[self.kind].items()}
+        sums = {name: float(sum(getattr(view, one) for one in parts)) for name, parts in _RATES[self.kind].items()}
         point: dict[str, Any] = {"t": round(wall, 3)}
         point |= self._rates(sums, now)
         for name in _LEVELS[self.kind]:
-            point[name] = view.get(name, 0)
-        if self.kind == "tasks":
-            rows = view.get("tenants", ())
-            point["p50"], point["p99"] = worst(rows, "p50"), worst(rows, "p99")
-            point["tenants"] = self._plotted.choose(rows, now)
+            point[name] = getattr(view, name)
+        if isinstance(view, TaskPoolView):
+            point["p50"] = max((row.p50 for row in view.tenants), default=0.0)
+            point["p99"] = max((row.p99 for row in view.tenants), default=0.0)
+            point["tenants"] = self._plotted.choose(view.tenants, now)
+        if isinstance(view, ResourcePoolView):
+            self._count_resources(view)
         self.points.append(point)
         return point
 
@@ -189,6 +175,26 @@ class PoolHistory:
             if ran is not None:
                 self.runs.add(ran, times)
 
+    def _count_resources(self, view: ResourcePoolView) -> None:
+        """Count what resources have done since the last look. What has no label, or was removed since, is others'."""
+        if len(view.resources) == view.resource_count:  # else one that is not listed may be there
+            listed = {row.id for row in view.resources}
+            self._before = {label: row for label, row in self._before.items() if label in listed}
+        for row in sorted(view.resources, key=lambda row: row.position):  # the first are listed by each look
+            label = self.labels.of(row.id)
+            if label != OTHER:
+                before, sums = self._before.get(label), self.counted.setdefault(label, dict.fromkeys(COUNTED, 0.0))
+                for name, own in COUNTED.items():
+                    then, number = 0 if before is None else getattr(before, own), getattr(row, own)
+                    sums[name] += number - then if number >= then else number  # else it was removed, and is new
+                self._before[label] = row
+        known, ours = self.counted.get(OTHER, {}), [sums for label, sums in self.counted.items() if label != OTHER]
+        others = {
+            name: max(known.get(name, 0.0), getattr(view, name) - sum(sums[name] for sums in ours)) for name in COUNTED
+        }
+        if any(others.values()):
+            self.counted[OTHER] = others
+
 
 def recent_points(histories: Mapping[int, PoolHistory], most: int = SENT) -> dict[str, list[dict[str, Any]]]:
     """Return the last points of each pool, by its number: as many of each as fit into about `most` characters."""
@@ -196,8 +202,3 @@ def recent_points(histories: Mapping[int, PoolHistory], most: int = SENT) -> dic
     of_one_look = sum(len(json.dumps(past[-1])) for past in points.values() if past)
     kept = max(1, most // max(1, of_one_look))
     return {number: past[-kept:] for number, past in points.items()}
-
-
-def worst(rows: Iterable[Mapping[str, Any]], field: str) -> float:
-    """Return the largest value of a field."""
-    return max((float(row[field]) for row in rows), default=0.0)

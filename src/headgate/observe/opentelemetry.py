@@ -170,7 +170,7 @@ class Tracing:
             if above.is_valid and not above.trace_flags.sampled and not above.is_remote:
                 return None  # nor is what the task traces itself
         at = int(task.moment.wall * _BILLION)
-        sent = {**about, "messaging.operation.type": "send"}
+        sent = {**about, "messaging.operation.name": "submit", "messaging.operation.type": "send"}
         span = self._tracer.start_span(
             f"submit {task.owner.name}", parent, kind=trace.SpanKind.PRODUCER, attributes=sent, start_time=at
         )
@@ -193,11 +193,12 @@ class Tracing:
             lease = tracer.start_span(f"lease {resource}", context, start_time=now, attributes=held)
             inside = trace.set_span_in_context(lease, context)
         if getattr(task.owner.launcher, "is_remote", False):
-            name, kind = f"dispatch {name}", trace.SpanKind.CLIENT
+            operation, kind = "dispatch", trace.SpanKind.CLIENT
         else:
-            name, kind = f"run {name}", trace.SpanKind.CONSUMER
-        ran = {**about, "messaging.operation.type": "process", "headgate.attempt": task.attempt}
-        attempt = tracer.start_span(name, inside, kind=kind, attributes=ran, start_time=now)
+            operation, kind = "run", trace.SpanKind.CONSUMER
+        ran = {**about, "messaging.operation.name": operation, "messaging.operation.type": "process"}
+        ran["headgate.attempt"] = task.attempt
+        attempt = tracer.start_span(f"{operation} {name}", inside, kind=kind, attributes=ran, start_time=now)
         self._open[task] = _OpenAttempt(context, attempt, lease, task.permit)
         assert task.context is not None, "it has not ended"
         task.context.run(self._set, trace.set_span_in_context(attempt, inside))
@@ -294,7 +295,7 @@ class Tracing:
         tag = call.routine.tag
         span = self._tracer.start_span(f"dispatch {tag}", kind=trace.SpanKind.CLIENT)
         if span.is_recording():
-            span.set_attributes(_about_call(tag, call.origin or call.caller, call.tenant))
+            span.set_attributes(_about_call("dispatch", tag, call.origin or call.caller, call.tenant))
             _MADE.set((f"/{call.task}", span))
         return trace.set_span_in_context(span)
 
@@ -310,7 +311,7 @@ class Tracing:
         self._set(trace.set_span_in_context(span, parent))
         if not span.is_recording():
             return None
-        about = _about_call(begun.function.tag, running.origin, begun.tenant)
+        about = _about_call("run", begun.function.tag, running.origin, begun.tenant)
         span.set_attributes({"messaging.message.id": running.id, **about})
 
         def ended(kind: str, error: BaseException | None) -> None:
@@ -330,9 +331,9 @@ def _why_again(task: TaskRecord) -> str | None:
     return None
 
 
-def _about_call(tag: str, origin: str, tenant: str) -> dict[str, str]:
+def _about_call(operation: str, tag: str, origin: str, tenant: str) -> dict[str, str]:
     """The attributes of a call: its function, and the task of a TaskPool for which it runs."""
-    about = {"messaging.system": "headgate", "code.function.name": tag}
+    about = {"messaging.system": "headgate", "messaging.operation.name": operation, "code.function.name": tag}
     if origin.startswith(POOL_ID):
         about["messaging.message.id"] = origin
     if tenant:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any, Final
 
 from headgate import registry
+from headgate.core.views import PoolLook, plain
 from headgate.errors import InvalidArgument
 from headgate.observe.actions import on_home
 from headgate.observe.lines import text_of
@@ -26,14 +28,15 @@ async def rows(request: dict[str, Any]) -> dict[str, Any]:
     if entry is None:
         raise InvalidArgument("there is no such pool here any more")
 
-    async def look(_: Any) -> dict[str, Any] | None:
+    async def look(_: Any) -> PoolLook | None:
         return entry.view(_WHOLE)
 
-    view = await on_home(entry, look) or {}
-    found = [row for row in view.get(listed, ()) if wanted in ("(none)" if row[named] is None else row[named]).lower()]
-    if found and by in found[0]:
-        found.sort(key=lambda row: _rank(row[by]))
-    return {"rows": found[offset : offset + limit], "total": len(found)}
+    seen = await on_home(entry, look)
+    rows = () if seen is None else getattr(seen.state, listed, ())
+    found = [row for row in rows if wanted in (getattr(row, named) or "(none)").lower()]
+    if found and by in {field.name for field in fields(found[0])}:
+        found.sort(key=lambda row: _rank(getattr(row, by)))
+    return {"rows": plain(found[offset : offset + limit]), "total": len(found)}
 
 
 def _rank(value: object) -> tuple[int, float, str]:

@@ -16,12 +16,14 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
+from dataclasses import replace
 from typing import Any, Final
 
 from headgate import registry
 from headgate._version import __version__
 from headgate.core.clock import clock
 from headgate.core.redaction import log_exception, redact
+from headgate.core.views import PoolLook, Unread
 from headgate.observe.feed import Feed
 from headgate.observe.history import PoolHistory
 from headgate.registry import LivePool
@@ -53,7 +55,10 @@ class Sampler:
         self._cost = 0.0  # of the last looks, on the loop that they cost most
         self._excess, self._excess_at = 0.0, clock.now()  # what looks cost beyond the share, and when that was so
         self.latest: dict[str, Any] = self._snapshot([])
-        self._views: dict[int, dict[str, Any]] = {}
+        """The last look, as values that JSON knows."""
+        self.pools: list[PoolLook] = []
+        """The pools that it saw."""
+        self._views: dict[int, PoolLook] = {}
         self._held: dict[int, float] = {}  # since when a loop does not answer
         self._listeners: list[Listener] = []
         self._thread: threading.Thread | None = None
@@ -124,12 +129,15 @@ class Sampler:
         _wait(asked)
         self._add_costs()
         now, wall = clock.now(), clock.wall()
-        seen = [view for entry, future in asked if (view := self._view_of(entry, future, now)) is not None]
-        for view in seen:
-            if view["held"] is None:  # else it is the last one, and says nothing of now
-                point = self.history[view["number"]].note(view, now, wall)
-                view |= {} if point is None else {"point": point}
+        pools = [look for entry, future in asked if (look := self._look_of(entry, future, now)) is not None]
+        seen = []
+        for look in pools:
+            seen.append({**look.to_dict(), "held": look.held})
+            if look.held is None:  # else it is the last one, and says nothing of now
+                point = self.history[look.number].note(look.state, now, wall)
+                seen[-1] |= {} if point is None else {"point": point}
         self._drop_gone({entry.number for entry in entries})
+        self.pools = pools
         return seen
 
     def _add_costs(self) -> None:
@@ -148,24 +156,23 @@ class Sampler:
     def _history(self, entry: LivePool) -> PoolHistory:
         return self.history.setdefault(entry.number, PoolHistory(entry.kind))
 
-    def _view_of(self, entry: LivePool, future: Future[_Seen], now: float) -> dict[str, Any] | None:
-        """Return the view of a pool, with what was counted; if its loop does not answer, the last one."""
+    def _look_of(self, entry: LivePool, future: Future[_Seen], now: float) -> PoolLook | None:
+        """Return how a pool is, and count what has ended; if its loop does not answer, how it was."""
         number = entry.number
         if not future.done() or future.exception() is not None:
             future.cancel()  # else the callbacks of many looks would wait for a loop that is held
             since = self._held.setdefault(number, now - PATIENCE)
-            last = self._views.get(number) or {"kind": entry.kind, "name": entry.name, "number": number}
-            return {**{name: value for name, value in last.items() if name != "point"}, "held": round(now - since, 1)}
+            last = self._views.get(number) or PoolLook(entry.kind, entry.name, number, Unread())
+            return replace(last, held=round(now - since, 1))
         self._held.pop(number, None)
         seen = future.result()
-        if seen.view is None:
+        if seen.look is None:
             return None
         if seen.ended is not None:  # only what is counted was seen: the tasks of a late answer come again
             self._count(self.history[number], seen.ended)
             self.history[number].seen = seen.ended.total
-        view = {**seen.view, "name": shown(seen.view["name"]), "held": None}
-        self._views[number] = view
-        return view
+        self._views[number] = look = replace(seen.look, name=shown(seen.look.name))
+        return look
 
     def _count(self, history: PoolHistory, ended: Ended) -> None:
         names: dict[Any, str | None] = {None: None}
@@ -201,10 +208,10 @@ class Sampler:
 class _Seen:
     """What one callback on the loop of a pool has read."""
 
-    __slots__ = ("ended", "view")
+    __slots__ = ("ended", "look")
 
     def __init__(self) -> None:
-        self.view: dict[str, Any] | None = None
+        self.look: PoolLook | None = None
         self.ended: Ended | None = None
 
 
@@ -247,7 +254,7 @@ def _wait(asked: list[tuple[LivePool, Future[_Seen]]]) -> None:
 
 def _read(entry: LivePool, counted: int) -> _Seen:
     seen = _Seen()
-    seen.view = entry.view(ROWS)
+    seen.look = entry.view(ROWS)
     pool = entry.pool
     if entry.kind == "tasks" and pool is not None and hasattr(pool, "__executor__"):
         try:

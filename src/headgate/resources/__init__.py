@@ -11,6 +11,7 @@ from headgate.core.lazy import lazy
 TYPE_CHECKING = False  # typing's own, without importing typing
 if TYPE_CHECKING:
     from headgate.core.checks import Affinity
+    from headgate.core.views import AdaptiveStats
     from headgate.errors import PoolExhausted, UnknownResource
     from headgate.gate.adaptive import Adaptive
     from headgate.resources.costs import Cost
@@ -31,10 +32,10 @@ if TYPE_CHECKING:
         ResourceResumed,
         RunFinished,
         SiblingCancelled,
+        TokensUsed,
     )
     from headgate.resources.members import Member
     from headgate.resources.model import (
-        AdaptiveStats,
         Attempt,
         PoolStats,
         QuotaSnapshot,
@@ -98,6 +99,7 @@ __all__ = [
     "Strategy",
     "StreamOptions",
     "SyncOptions",
+    "TokensUsed",
     "UnknownResource",
     "Usage",
     "UseOptions",
@@ -129,11 +131,12 @@ _MODULES = {
         "ResourceResumed",
         "RunFinished",
         "SiblingCancelled",
+        "TokensUsed",
     ),
     "headgate.core.checks": ("Affinity",),
     "headgate.gate.adaptive": ("Adaptive",),
+    "headgate.core.views": ("AdaptiveStats",),
     "headgate.resources.model": (
-        "AdaptiveStats",
         "Attempt",
         "PoolStats",
         "QuotaSnapshot",

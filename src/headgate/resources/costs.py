@@ -115,6 +115,13 @@ class Spent(NamedTuple):
         """What was reported after `before`."""
         return Spent(self.total - before.total, _less(self.input, before.input), _less(self.output, before.output))
 
+    def parts(self) -> tuple[float, float, float]:
+        """Input tokens, output tokens, and tokens not known to be either. Together they are the total."""
+        read, written = self.input or 0.0, self.output or 0.0
+        if read + written > self.total:  # a total alone, which counts in full as both
+            return 0.0, 0.0, self.total
+        return read, written, self.total - read - written
+
     def of(self, dimension: str, reserved: float) -> float:
         """The tokens of this dimension. A part that was not reported stays as it was reserved."""
         if dimension == INPUT:

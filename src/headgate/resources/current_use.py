@@ -55,7 +55,7 @@ def learn_in_use(lessons: Iterable[Lesson]) -> None:
             if use.member.resource.resource_id == lesson.resource_id and use.is_running:
                 engine = use.member.rotation.owner
                 if engine is not None:
-                    engine.learned(use, lesson)
+                    engine.learned(use, lesson, CURRENT.get())
                 break
         else:
             task = CURRENT.get()

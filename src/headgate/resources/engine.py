@@ -31,7 +31,7 @@ from headgate.calls.retrying import is_retried
 from headgate.core.cancellation import Steered
 from headgate.core.checks import is_finite
 from headgate.core.clock import clock
-from headgate.core.current_task import current_retry_budget, current_standing
+from headgate.core.current_task import CURRENT, current_retry_budget, current_standing
 from headgate.core.lessons import Lesson
 from headgate.core.redaction import redact
 from headgate.core.weakrefs import WeakList
@@ -552,20 +552,23 @@ class Engine(Generic[T]):
         """Learn what an answer says about the quota of a resource, told by an operation."""
         self._hear(resource, use_of(resource), answer)
 
-    def learned(self, use: Use, lesson: Lesson) -> None:
-        """Learn what a call in another process has learned about the resource of its use here."""
+    def learned(self, use: Use, lesson: Lesson, task: object) -> None:
+        """Learn what a call in another process has learned about the resource of its use here, for a task or none."""
         if lesson.rest is not None:
             self.ask_rest(use.member.resource, lesson.rest, lesson.reason)
-        if not use.level:
-            return
-        if lesson.spent is not None and use.reservation is not None:
-            use.reservation.spend(Spent(*lesson.spent))
-        if lesson.headers or lesson.status is not None:
+        if lesson.spent is not None:
+            spent = Spent(*lesson.spent)
+            if use.reservation is not None:
+                use.reservation.spend(spent)
+            self.reporter.spent(use.member.resource.resource_id, spent, task)
+        if use.level and (lesson.headers or lesson.status is not None):
             self.hear(use, Answer(lesson.status, dict(lesson.headers)))
 
     def spent(self, resource: Resource[Any], spent: Spent) -> None:
         """Count tokens that an operation has used."""
         account, use = resource.sharing.account, use_of(resource)
+        engine = self if use is None else _engine(use.member)
+        engine.reporter.spent(resource.resource_id, spent, CURRENT.get())
         if use is not None and use.reservation is not None:
             use.reservation.spend(spent)
         elif account is not None:

@@ -1,9 +1,11 @@
-"""The events of resource pools. Topics: "resources.health", "resources.usage", "resources.run", "resources.members"."""
+"""The events of resource pools. Topics: "resources.health", "resources.usage", "resources.run", "resources.members",
+"resources.tokens"."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
 
 from headgate.core.events import Event
 from headgate.core.topics import topic_named
@@ -13,6 +15,7 @@ HEALTH = topic_named("resources.health")
 USAGE = topic_named("resources.usage")
 RUN = topic_named("resources.run")
 MEMBERS = topic_named("resources.members")
+TOKENS = topic_named("resources.tokens")
 
 UsageOutcome = Literal["ok", "error", "cooldown", "disable", "retry", "sibling_cancelled", "no_verdict"]
 RunOutcome = Literal["ok", "exhausted", "error", "cancelled"]
@@ -214,6 +217,25 @@ class SiblingCancelled(ResourceEvent):
     def request_id(self) -> str:
         """The id that all events of one call, or of one task of a TaskPool, have in common."""
         return self.usage.request_id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokensUsed(ResourceEvent):
+    """A call has reported how many tokens it used, or an answer that passed a transport has."""
+
+    name: ClassVar[str] = "tokens_used"
+    topic: ClassVar[str] = TOKENS.name
+
+    resource_id: str
+    tokens: float
+    """In all."""
+    input: float
+    output: float
+    """With `input` less than `tokens` if it is not known which of them were which."""
+    tenant: str | None = None
+    """Of the task that made the call."""
+    labels: Mapping[str, Any] = field(default_factory=dict)
+    """Of that task, as `submit(labels=)` set them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

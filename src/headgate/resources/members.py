@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from headgate.core.checks import Affinity
 from headgate.core.current_task import Standing
+from headgate.core.views import AdaptiveStats
 from headgate.core.wait_queue import Ticket
 from headgate.resources.costs import AnyCost
 from headgate.resources.model import (
-    AdaptiveStats,
     Resource,
     ResourceStats,
     ResourceStatus,
@@ -228,6 +228,7 @@ class Member:
             cooldowns=self.cooldowns,
             disables=self.disables,
             sibling_cancels=self.sibling_cancels,
+            refusals=self.refusals,
             adaptive=self.adaptive_stats(now),
             affinity_cooldowns={affinity: ends[affinity] - now for affinity in longest},
             quota=None if account is None else account.snapshot(now),

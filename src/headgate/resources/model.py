@@ -29,6 +29,7 @@ from headgate.core.checks import (
 )
 from headgate.core.lessons import learned_elsewhere, rest_elsewhere, spent_elsewhere
 from headgate.core.redaction import learn, meet, redact
+from headgate.core.views import AdaptiveStats
 from headgate.core.weakrefs import WeakList
 from headgate.errors import InvalidArgument, InvalidType
 from headgate.gate.adaptive import Adaptive, AdaptiveLimit, MaxInFlight, checked_max_in_flight
@@ -254,8 +255,8 @@ class Resource(Generic[T]):
         """Report how many tokens this call has really used, in place of the `cost` that was reserved for it.
 
         Pass the total, or `input` and `output` if its quota counts them separately: a total alone counts in full as
-        both. For operations. Called several times, the numbers add up. Without a quota it does nothing. On a worker
-        the numbers go back with the answer.
+        both. For operations. Called several times, the numbers add up. Without a quota only metrics show them. On a
+        worker the numbers go back with the answer.
         """
         spent = spent_of(tokens, input, output)
         owner = self._owner()
@@ -471,26 +472,6 @@ class Attempt(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class AdaptiveStats:
-    """The bounds of an adaptive `max_in_flight`, and how it was cut last."""
-
-    least: int
-    most: int
-    cuts: int
-    """How often it was cut because the provider refused a call."""
-    seconds_since_cut: float | None = None
-    """Since the last cut; None: there was none."""
-    refused_at: int | None = None
-    """How many calls were in flight then; None: there was no cut."""
-
-    def __str__(self) -> str:
-        bounds = f"between {self.least} and {self.most}"
-        if self.refused_at is None:
-            return f"{bounds}, never refused"
-        return f"{bounds}, refused at {self.refused_at} {self.seconds_since_cut:.1f} s ago"
-
-
-@dataclass(frozen=True, slots=True)
 class ResourceStats:
     """Gauges and counters of one resource in one pool. The counters begin at 0 when it is added."""
 
@@ -505,6 +486,8 @@ class ResourceStats:
     cooldowns: int
     disables: int
     sibling_cancels: int
+    refusals: int = 0
+    """Uses that the upstream service refused. Cooldowns and disables can be policy too, or come from elsewhere."""
     adaptive: AdaptiveStats | None = None
     """Of an adaptive `max_in_flight`: its bounds, and its last cut."""
     affinity_cooldowns: Mapping[Affinity, float] = field(default_factory=dict)
@@ -562,6 +545,8 @@ class PoolStats:
     runs_cancelled: int
     paused: int = 0
     """How many resources are paused, whatever their status."""
+    refusals: int = 0
+    """Uses that the upstream service refused."""
 
     @classmethod
     def __agent_notes__(cls) -> str:

@@ -42,6 +42,7 @@ from headgate.core.checks import (
 )
 from headgate.core.clock import clock
 from headgate.core.html import card
+from headgate.core.views import ResourcePoolView
 from headgate.errors import InvalidType
 from headgate.gate.adaptive import MaxInFlight, checked_max_in_flight
 from headgate.resources import events
@@ -63,7 +64,7 @@ from headgate.resources.run_options import (
     UseOptions,
     plan_of,
 )
-from headgate.resources.stats import pool_snapshot, pool_stats, pool_view, refusals
+from headgate.resources.stats import pool_snapshot, pool_stats, pool_view
 from headgate.resources.strategies import Strategy, strategy_of
 from headgate.sharing.states import SharedState
 
@@ -355,11 +356,9 @@ class ResourcePool(Generic[T]):
         with lock:
             return pool_stats(self._engine.rotation, clock.now(), self._engine.reporter.counts())
 
-    def _view(self, rows: int) -> dict[str, Any]:
-        """Return what pages, terminals and metrics show: values that JSON knows."""
-        with lock:
-            refused = refusals(self._engine.rotation)
-        return pool_view(self.stats(), refused, rows)
+    def _view(self, rows: int) -> ResourcePoolView:
+        """Return what pages, terminals and metrics show."""
+        return pool_view(self.stats(), self._engine.reporter.tokens, rows)
 
     def __repr__(self) -> str:
         seen = self.snapshot().values()

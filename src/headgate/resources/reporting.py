@@ -1,22 +1,64 @@
-"""The reporter of a resource pool: its events, its `on_state_change` callback and the counters of its calls."""
+"""The reporter of a resource pool: its events, its `on_state_change` callback, its counts of calls and tokens."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
 
 from headgate.core.checks import Affinity
 from headgate.core.clock import clock
+from headgate.core.current_task import tenant_text
+from headgate.core.events import maker
+from headgate.core.labels import Labels
 from headgate.core.redaction import log_exception, redact
 from headgate.errors import PoolExhausted
 from headgate.resources import events
 from headgate.resources.attempts import Call
+from headgate.resources.costs import Spent
 from headgate.resources.effects import Cool, Disable, Enable, Limit, Pause, Recover
 from headgate.resources.members import Use
 from headgate.resources.model import ResourceStatus, Usage
 
+_acquired, _released = maker(events.ResourceAcquired), maker(events.ResourceReleased)
+_run_finished = maker(events.RunFinished)
 StateChange = Callable[[str, ResourceStatus, ResourceStatus, int], object]
+_WIDEST: Final = 200
+"""Characters of a tenant's name by which its tokens are counted."""
+
+
+class Tokens(NamedTuple):
+    """Tokens that calls have reported."""
+
+    input: float = 0.0
+    output: float = 0.0
+    unsplit: float = 0.0
+    """Tokens that were reported as a total alone."""
+
+    def plus(self, spent: Spent) -> Tokens:
+        """Return the sum of both."""
+        more = spent.parts()
+        return Tokens(self.input + more[0], self.output + more[1], self.unsplit + more[2])
+
+
+class TokenCounts:
+    """How many tokens calls have reported, by resource and by tenant. Those without a label of their own are one."""
+
+    __slots__ = ("_resources", "_tenants", "by_resource", "by_tenant")
+
+    def __init__(self) -> None:
+        self.by_resource: dict[str, Tokens] = {}
+        self.by_tenant: dict[str, Tokens] = {}
+        self._resources = Labels()
+        self._tenants = Labels()
+
+    def add(self, resource_id: str, tenant: str | None, spent: Spent) -> None:
+        """Count one report."""
+        resource, of = self._resources.of(resource_id), self._tenants.of(tenant and tenant[:_WIDEST])
+        self.by_resource[resource] = self.by_resource.get(resource, Tokens()).plus(spent)
+        self.by_tenant[of] = self.by_tenant.get(of, Tokens()).plus(spent)
 
 
 class Reporter:
@@ -30,8 +72,10 @@ class Reporter:
         self.runs_error: int = 0
         self.runs_cancelled: int = 0
         self.retries: int = 0
+        self.tokens: TokenCounts = TokenCounts()
         self._on_state_change = on_state_change
         self._changes = itertools.count(1)
+        self._counting = threading.RLock()  # the collector may run a destructor that reports tokens
 
     def counts(self) -> dict[str, int]:
         """The counters of calls, by their names in `PoolStats`."""
@@ -46,7 +90,7 @@ class Reporter:
 
     def acquired(self, use: Use) -> None:
         """Emit the beginning of a use. Call it only if USAGE has listeners."""
-        events.USAGE.emit(events.ResourceAcquired(at=clock.wall(), pool=self.name, usage=self._usage(use)))
+        events.USAGE.emit(_acquired(at=clock.wall(), pool=self.name, usage=self._usage(use)))
 
     def released(self, use: Use, outcome: events.UsageOutcome) -> None:
         """Emit the end of a use."""
@@ -54,12 +98,33 @@ class Reporter:
             use.status = "done"
         if events.USAGE.listeners:
             events.USAGE.emit(
-                events.ResourceReleased(
+                _released(
                     at=clock.wall(),
                     pool=self.name,
                     usage=self._usage(use),
                     outcome=outcome,
                     duration=clock.now() - use.acquired_at,
+                )
+            )
+
+    def spent(self, resource_id: str, spent: Spent, task: Any) -> None:
+        """Count tokens that a call for this task has used, or for none, and emit that. Call it without the lock."""
+        tenant = None if task is None else tenant_text(task.partition) or None
+        with self._counting:
+            self.tokens.add(resource_id, tenant, spent)
+        if events.TOKENS.listeners:
+            labels: Mapping[str, Any] = {} if task is None else task.terms.labels or {}
+            read, written, _ = spent.parts()
+            events.TOKENS.emit(
+                events.TokensUsed(
+                    at=clock.wall(),
+                    pool=self.name,
+                    resource_id=resource_id,
+                    tokens=spent.total,
+                    input=read,
+                    output=written,
+                    tenant=None if tenant is None else redact(tenant),
+                    labels=labels,
                 )
             )
 
@@ -78,9 +143,7 @@ class Reporter:
         """Emit the end of a call. Call it only if RUN has listeners."""
         request_id = request_id or clock.token()
         events.RUN.emit(
-            events.RunFinished(
-                at=clock.wall(), pool=self.name, request_id=request_id, outcome=outcome, attempts=attempts
-            )
+            _run_finished(at=clock.wall(), pool=self.name, request_id=request_id, outcome=outcome, attempts=attempts)
         )
 
     def failed(self, error: BaseException | None, request_id: str | None, attempts: int) -> None:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from dataclasses import fields
+from typing import TYPE_CHECKING
 
+from headgate.core.events import maker
+from headgate.core.labels import MOST
+from headgate.core.redaction import redact
+from headgate.core.views import ResourcePoolView, ResourceRow, TokenRow
 from headgate.resources.members import Member, Requirement, WaitTicket
 from headgate.resources.model import (
     RESOURCE_STATUSES,
@@ -17,6 +21,7 @@ from headgate.resources.model import (
 )
 
 if TYPE_CHECKING:
+    from headgate.resources.reporting import TokenCounts
     from headgate.resources.rotation import Rotation
 
 
@@ -122,6 +127,7 @@ def pool_stats(rotation: Rotation, now: float, runs: Mapping[str, int]) -> PoolS
         cooldowns=totals.cooldowns + sum(one.cooldowns for one in all_of),
         disables=totals.disables + sum(one.disables for one in all_of),
         sibling_cancels=totals.sibling_cancels + sum(one.sibling_cancels for one in all_of),
+        refusals=totals.refusals + sum(one.refusals for one in all_of),
         waiting=len(rotation.wait_queue),
         paused=len(rotation.paused),
         **runs,
@@ -131,58 +137,53 @@ def pool_stats(rotation: Rotation, now: float, runs: Mapping[str, int]) -> PoolS
 _WORST_FIRST: dict[ResourceStatus, int] = {"disabled": 0, "cooling_down": 1, "healthy": 2}
 
 
-def refusals(rotation: Rotation) -> dict[str, int]:
-    """How many uses the upstream service refused, by id; under "" those of resources that were removed.
+_COUNTS = tuple({field.name for field in fields(PoolStats)} & {field.name for field in fields(ResourcePoolView)})
+_row = maker(ResourceRow)
 
-    Fewer than cooldowns and disables: those can be policy, and come from other processes.
+
+def pool_view(stats: PoolStats, tokens: TokenCounts, rows: int) -> ResourcePoolView:
+    """The state of a pool as rows.
+
+    Of more resources than `rows` the first in the pool are listed, whose counters metrics follow, and those that are
+    out of order, which come first.
     """
-    return {"": rotation.totals.refusals, **{name: member.refusals for name, member in rotation.members.items()}}
-
-
-def pool_view(stats: PoolStats, refused: Mapping[str, int], rows: int) -> dict[str, Any]:
-    """The state of a pool as values that JSON knows; of more resources than `rows`, those that are out of order."""
-    shown = list(stats.resources.values())
+    shown = list(enumerate(stats.resources.values()))
     if len(shown) > rows:
-        shown = sorted(shown, key=lambda one: (_WORST_FIRST[one.status], -one.in_flight))[:rows]
-    return {
-        "in_flight": stats.in_flight,
-        "eligible": stats.eligible,
-        "saturated": stats.saturated,
-        "waiting": stats.waiting,
+
+        def rank(one: tuple[int, ResourceStats]) -> tuple[int, int]:
+            return _WORST_FIRST[one[1].status], -one[1].in_flight
+
+        first = min(MOST, rows // 2)
+        shown = sorted([*shown[:first], *sorted(shown[first:], key=rank)[: rows - first]], key=rank)
+    counts = {name: getattr(stats, name) for name in _COUNTS if name != "resources"}
+    return ResourcePoolView(
+        **counts,
         **{str(status): number for status, number in stats.by_status.items()},
-        "attempts": stats.attempts,
-        "successes": stats.successes,
-        "cooldowns": stats.cooldowns,
-        "disables": stats.disables,
-        "refusals": sum(refused.values()),
-        "retries": stats.retries,
-        "sibling_cancels": stats.sibling_cancels,
-        "runs_ok": stats.runs_ok,
-        "runs_exhausted": stats.runs_exhausted,
-        "runs_error": stats.runs_error,
-        "runs_cancelled": stats.runs_cancelled,
-        "paused": stats.paused,
-        "resource_count": len(stats.resources),
-        "resources": [
-            {
-                "id": one.resource_id,
-                "status": one.status,
-                "in_flight": one.in_flight,
-                "max_in_flight": one.max_in_flight,
-                "cooldown": round(one.cooldown_seconds_remaining, 3),
-                "consecutive_cooldown": one.consecutive_cooldown,
-                "acquires": one.acquires,
-                "successes": one.successes,
-                "cooldowns": one.cooldowns,
-                "disables": one.disables,
-                "refusals": refused.get(one.resource_id, 0),
-                "paused": one.paused,
-                **({"adaptive": asdict(one.adaptive)} if one.adaptive is not None else {}),
-                **({} if one.quota is None else {"quota": one.quota}),
-            }
-            for one in shown
+        resource_count=len(stats.resources),
+        resources=[
+            _row(
+                id=one.resource_id,
+                position=position,
+                status=one.status,
+                in_flight=one.in_flight,
+                max_in_flight=one.max_in_flight,
+                cooldown=round(one.cooldown_seconds_remaining, 3),
+                consecutive_cooldown=one.consecutive_cooldown,
+                acquires=one.acquires,
+                successes=one.successes,
+                cooldowns=one.cooldowns,
+                disables=one.disables,
+                refusals=one.refusals,
+                sibling_cancels=one.sibling_cancels,
+                paused=one.paused,
+                adaptive=one.adaptive,
+                quota=one.quota,
+            )
+            for position, one in shown
         ],
-    }
+        tokens=[TokenRow(name, *count) for name, count in tokens.by_resource.copy().items()],
+        tenant_tokens=[TokenRow(redact(name), *count) for name, count in tokens.by_tenant.copy().items()],
+    )
 
 
 def check(rotation: Rotation, now: float) -> None:

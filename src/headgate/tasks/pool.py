@@ -37,6 +37,7 @@ from headgate.core.checks import (
 from headgate.core.clock import clock
 from headgate.core.html import card
 from headgate.core.pool_executor import PoolExecutor
+from headgate.core.views import TaskPoolView, Unread
 from headgate.errors import InvalidArgument, InvalidType, WaitCycle
 from headgate.stores.codec import why_opaque
 from headgate.stores.jsonl.store import JsonLinesStore
@@ -557,10 +558,10 @@ class TaskPool:
         shared = None if self._shared is None else self._shared.view()
         return pool_snapshot(self._executor, self._about, tasks, shared)
 
-    def _view(self, rows: int) -> dict[str, Any]:
+    def _view(self, rows: int) -> TaskPoolView | Unread:
         """Return what pages, terminals and metrics show."""
         if self._loading is not None and not self._loading.is_over():
-            return {"id": self.id, "state": "loading"}
+            return Unread(id=self.id, state="loading")
         return pool_view(self._executor, rows, None if self._shared is None else self._shared.view())
 
     def _home(self) -> asyncio.AbstractEventLoop | None:

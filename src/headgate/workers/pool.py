@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
     from headgate.core.pool_executor import PoolExecutor
+    from headgate.core.views import WorkerPoolView
     from headgate.discovery.port import DiscoveryLike
     from headgate.workers.client.balancing import LoadBalancerLike
     from headgate.workers.client.dispatcher import Dispatcher
@@ -445,8 +446,8 @@ class WorkerPool:
             self._refuse()
         return self._loop
 
-    def _view(self, rows: int) -> dict[str, Any]:
-        """Return what pages, terminals and metrics show: values that JSON knows."""
+    def _view(self, rows: int) -> WorkerPoolView:
+        """Return what pages, terminals and metrics show."""
         from headgate.workers.view import pool_view
 
         workers, losses, expected = self._seen(), self._losses, self._size

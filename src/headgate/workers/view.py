@@ -1,59 +1,55 @@
-"""The state of a worker pool as values that JSON knows: what terminals, pages and metrics show."""
+"""The state of a worker pool as rows: what terminals, pages and metrics show."""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, get_args
 
 from headgate.core.redaction import redact
+from headgate.core.views import WorkerPoolView, WorkerRow
 from headgate.workers.model import WorkerState, WorkerView
 
-_STATES: tuple[WorkerState, ...] = get_args(WorkerState)
 _UNUSUAL: tuple[WorkerState, ...] = ("lost", "blocked", "cooling", "starting", "stopping", "ready")
 
 
 def pool_view(
     workers: Sequence[WorkerView], state: str, size: int, expected: int, losses: int, rows: int
-) -> dict[str, Any]:
-    """Return how many workers are in which state, and each of them; of more than `rows`, those that are not ready.
-
-    `size`: how many the pool starts itself; `expected`: how many it should have, with those that it discovers.
-    """
-    counts = Counter(view.state for view in workers)
+) -> WorkerPoolView:
+    """Return how many workers are in which state, and each of them; of more than `rows`, those that are not ready."""
+    counts: Counter[str] = Counter(view.state for view in workers)
     memory = {view.uid: _memory(view) for view in workers}
     shown = list(workers)
     if len(shown) > rows:
         shown = sorted(shown, key=lambda view: _UNUSUAL.index(view.state))[:rows]
-    return {
-        "state": state,
-        "size": size,
-        "expected": expected,
-        "worker_count": len(workers),
-        "in_flight": sum(view.in_flight for view in workers),
-        "memory": sum(used or 0 for used in memory.values()),
-        "losses": losses,
-        **{name: counts[name] for name in _STATES},
-        "workers": [_worker(view, memory.get(view.uid)) for view in shown],
-    }
+    return WorkerPoolView(
+        state=state,
+        size=size,
+        expected=expected,
+        worker_count=len(workers),
+        in_flight=sum(view.in_flight for view in workers),
+        memory=sum(used or 0 for used in memory.values()),
+        losses=losses,
+        **counts,
+        workers=[_worker(view, memory.get(view.uid)) for view in shown],
+    )
 
 
-def _worker(view: WorkerView, memory: int | None) -> dict[str, Any]:
+def _worker(view: WorkerView, memory: int | None) -> WorkerRow:
     options = view.metadata.options
-    return {
-        "uid": view.uid,
-        "pid": view.pid,
-        "address": redact(view.address),
-        "host": redact(view.process.host),
-        "state": view.state,
-        "in_flight": view.in_flight,
-        "most": None if options is None else options.max_concurrent_streams,
-        "memory": memory,
-        "tags": sorted(view.tags),
-        "version": view.metadata.version,
-        "replaced_because": redact(view.replaced_because),
-    }
+    return WorkerRow(
+        uid=view.uid,
+        pid=view.pid,
+        address=redact(view.address),
+        host=redact(view.process.host),
+        state=view.state,
+        in_flight=view.in_flight,
+        most=None if options is None else options.max_concurrent_streams,
+        memory=memory,
+        tags=sorted(view.tags),
+        version=view.metadata.version,
+        replaced_because=redact(view.replaced_because),
+    )
 
 
 def _memory(view: WorkerView) -> int | None:

@@ -159,9 +159,9 @@ def test_w31_a_client_that_hears_nothing_does_not_keep_a_worker_from_stopping(tm
 def seen() -> dict[str, int]:
     """How many workers the only pool here expects, has and has lost."""
     [pool] = registry.pools("workers")
-    view = pool.view()
-    assert view is not None
-    return {name: view[name] for name in ("expected", "ready", "lost", "losses")}
+    look = pool.view()
+    assert look is not None
+    return {name: getattr(look.state, name) for name in ("expected", "ready", "lost", "losses")}
 
 
 def test_w67_w61_a_worker_that_was_killed_is_missed_until_another_takes_its_place(tmp_path: Path) -> None:

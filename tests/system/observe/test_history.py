@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from headgate.core.views import TaskPoolView, TenantRow, Unread
 from headgate.observe import sampler
 from headgate.observe.history import PLOTTED, POINTS, PoolHistory, recent_points
 from tests.system.observe.conftest import Program
@@ -15,7 +16,7 @@ from tests.system.observe.support import eventually
 
 
 def noted(history: PoolHistory, now: float, completed: int) -> float:
-    point = history.note({"completed": completed}, now, 1_000_000.0 + now)
+    point = history.note(TaskPoolView(completed=completed), now, 1_000_000.0 + now)
     assert point is not None
     return float(point["done"])
 
@@ -37,9 +38,8 @@ def test_o20_the_first_rate_after_a_gap_is_no_peak_and_the_next_is_not_of_the_ga
 
 def test_o20_failures_and_dropped_tasks_have_rates_of_what_their_totals_count() -> None:
     history = PoolHistory("tasks")
-    totals = {"completed": 0, "failed": 0, "rejected": 0, "expired": 0, "stale": 0, "cancelled": 0}
-    history.note(totals, 0, 0)
-    point = history.note({**totals, "failed": 3, "rejected": 10, "expired": 20, "stale": 30, "cancelled": 7}, 1, 1)
+    history.note(TaskPoolView(), 0, 0)
+    point = history.note(TaskPoolView(failed=3, rejected=10, expired=20, stale=30, cancelled=7), 1, 1)
     assert point is not None
     assert (point["failed"], point["dropped"]) == (3.0, 60.0)
 
@@ -56,8 +56,8 @@ def test_o20_looks_that_follow_each_other_at_once_make_no_peak(soon: float) -> N
     assert len(history.points) == POINTS
 
 
-@pytest.mark.parametrize("view", [{"changing": True}, {"broken": "ValueError"}, {"state": "loading"}])
-def test_o20_a_view_without_counters_makes_no_point_and_no_peak(view: dict[str, Any]) -> None:
+@pytest.mark.parametrize("view", [Unread(changing=True), Unread(broken="ValueError"), Unread(state="loading")])
+def test_o20_a_view_without_counters_makes_no_point_and_no_peak(view: Unread) -> None:
     history = PoolHistory("tasks")
     rates = []
     for now in range(8):
@@ -85,9 +85,9 @@ def test_o20_what_is_sent_of_the_past_has_a_limit_for_all_pools_together(pools: 
 
 
 def waiting(history: PoolHistory, now: float, lags: dict[str, float]) -> list[str]:
-    rows = [{"tenant": name, "queued": int(lag > 0), "lag": lag, "p50": 0.0, "p99": 0.0} for name, lag in lags.items()]
-    rows.sort(key=lambda row: -row["lag"])  # type: ignore[operator] # as the view has them
-    point = history.note({"completed": 0, "tenants": rows}, now, now)
+    rows = [TenantRow(name, queued=int(lag > 0), lag=lag) for name, lag in lags.items()]
+    rows.sort(key=lambda row: -row.lag)  # as the view has them
+    point = history.note(TaskPoolView(tenants=rows), now, now)
     assert point is not None
     return list(point["tenants"])
 

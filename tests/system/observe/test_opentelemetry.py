@@ -92,6 +92,7 @@ def test_o31_a_task_has_spans_from_submit_to_run_and_its_own_below(traces: Trace
     assert (again.attributes or {})["headgate.reason"] == "key-1: slow <key-1> (CooldownResource)"
     assert dict(failed.attributes or {}) == {
         "messaging.system": "headgate",
+        "messaging.operation.name": "run",
         "messaging.operation.type": "process",
         "messaging.destination.name": "o31",
         "messaging.message.id": (traces.one("submit o31").attributes or {})["messaging.message.id"],

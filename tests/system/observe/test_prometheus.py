@@ -33,10 +33,12 @@ from headgate import (
     TaskPool,
     WorkerPool,
 )
+from headgate.core.labels import Labels
+from headgate.core.views import Unread
 from headgate.dashboard.scraping import KEPT, Labelled, joined
 from headgate.dashboard.sources import ThisProgram
-from headgate.observe import prometheus, sampler
-from headgate.observe.history import BUCKETS, Histogram, Labels, PoolHistory
+from headgate.observe import metrics, prometheus, sampler
+from headgate.observe.history import BUCKETS, Histogram, PoolHistory
 from headgate.observe.metrics_server import MetricsServer
 from tests.support.cli.support import PATIENCE, Worker, command, environment, worker
 from tests.system.observe.conftest import Program
@@ -198,11 +200,9 @@ def labelled(seen: Samples, name: str, label: str, pool: str) -> dict[str, float
 
 
 def test_o30_a_tenant_that_is_called_as_all_others_is_counted_with_them() -> None:
-    view: dict[str, Any] = {"kind": "tasks", "queued": 3, "tenant_count": 2}
-    view["tenants"] = [{"tenant": name, "queued": 1, "lag": 2.0} for name in ("(other)", "ann")]
-    assert prometheus._folded(view, Labels()) == ({"ann": 1, "(other)": 2}, {"(other)": 2.0, "ann": 2.0})
-    view |= {"queued": 2, "tenants": [{"tenant": name, "queued": 1, "lag": 2.0} for name in ("ann", None)]}
-    assert prometheus._folded(view, Labels())[0] == {"ann": 1, "(none)": 1}, "there are no others"
+    rows = [("(other)", 1, 2.0), ("ann", 1, 2.0)]
+    assert metrics.folded(rows, 3, 2, Labels()) == ({"ann": 1, "(other)": 2}, {"(other)": 2.0, "ann": 2.0})
+    assert metrics.folded([("ann", 1, 2.0), (None, 1, 2.0)], 2, 2, Labels())[0] == {"ann": 1, "(none)": 1}, "no others"
 
 
 def test_o30_when_more_ended_than_a_pool_remembers_those_it_knows_stand_for_all() -> None:
@@ -403,6 +403,7 @@ def test_o30_the_table_of_the_documentation_names_exactly_what_is_exported(
         raise CooldownResource
 
     limited = ResourcePool({"limited": "a"}, quota=Quota(requests=5))  # only such a pool has series of windows
+    limited.run_sync(lambda key: key.spent(3))  # and of tokens
     adaptive = ResourcePool({"adaptive": "a"}, max_in_flight="adaptive")  # and such a one of bounds and a last cut
     with pytest.raises(PoolExhausted):
         adaptive.run_sync(refused)
@@ -432,7 +433,9 @@ def test_o30_a_pool_whose_loop_was_held_from_the_first_look_on_keeps_no_other_ou
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     loop.call_soon_threadsafe(free.wait)
-    headgate.registry.register(pool, "workers", lambda pool: None, view=lambda pool, rows: {}, home=lambda pool: loop)
+    headgate.registry.register(
+        pool, "workers", lambda pool: None, view=lambda pool, rows: Unread(), home=lambda pool: loop
+    )
     keys = ResourcePool({"key-1": "value"}, name="others")
     try:
         text = prometheus.exposition(prometheus.PoolCollector(sampler.acquire())).decode()

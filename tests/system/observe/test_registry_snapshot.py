@@ -9,6 +9,7 @@ import pickle
 import re
 import threading
 import weakref
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,8 +26,10 @@ from headgate import (
     WorkerPool,
     registry,
 )
+from headgate.core.views import ResourcePoolView, TaskPoolView, Unread, look_of
 from headgate.tasks.runtime.view import endings, find_task
 from headgate.testing import settle, virtual
+from tests.system.observe.conftest import Program
 
 SECRET = "sk-planted-5f6e7d8c"
 
@@ -110,11 +113,11 @@ async def test_o01_the_tasks_that_run_longest_are_listed_also_if_others_were_sub
         await asyncio.sleep(2)
         pool.resize(3)
         await asyncio.sleep(0.5)
-        listed = pool._view(10)["running"]
-        assert [(one["number"], one["seconds"]) for one in listed] == [(2, 3.5), (4, 2.5), (3, 0.5)]
-        assert [one["number"] for one in pool._view(2)["running"]] == [2, 4]
+        listed = pool._view(10).running
+        assert [(one.number, one.seconds) for one in listed] == [(2, 3.5), (4, 2.5), (3, 0.5)]
+        assert [one.number for one in pool._view(2).running] == [2, 4]
         view = pool._view(0)
-        assert (view["tenant_count"], view["tenants"]) == (1, []), "counts are of all"
+        assert (view.tenant_count, view.tenants) == (1, []), "counts are of all"
         await pool.close(cancel=True)
 
 
@@ -124,15 +127,15 @@ async def test_o01_a_row_of_a_resource_says_what_is_left_of_its_quota() -> None:
     pool = ResourcePool([limited, Resource("free", "sk-2")], name="quotas in a snapshot")
     async with pool.lease(exclude=["free"]):
         pass
-    rows = {row["id"]: row for row in pool._view(10)["resources"]}
+    rows = {row.id: row for row in pool._view(10).resources}
     soon = pytest.approx(60.0, abs=0.7)
     window = {"left": 0.0, "limit": 1, "seconds_until_full": soon}
-    assert rows["limited"]["quota"] == {
+    assert rows["limited"].quota == {
         "left": {"requests": 0.0},
         "windows": {"requests": window},
         "seconds_until_open": soon,
     }
-    assert "quota" not in rows["free"]
+    assert rows["free"].quota is None
 
 
 @virtual
@@ -147,6 +150,17 @@ async def test_o01_the_snapshot_is_frozen_at_every_depth() -> None:
             seen["pools"][0].update(name="other")
         assert isinstance(seen["pools"], tuple)
         assert pickle.loads(pickle.dumps(seen)) == seen
+
+
+def test_o01_what_another_program_reads_of_a_pool_is_what_was_seen(program: Program) -> None:
+    adaptive = ResourcePool({"key-1": "value"}, name="o01-read", max_in_flight="adaptive", quota=Quota(tokens=9))
+    adaptive.run_sync(lambda key: key.spent(3))
+    looks = [look for look in (entry.view() for entry in registry.pools()) if look is not None]
+    assert {type(look.state) for look in looks} == {TaskPoolView, ResourcePoolView}
+    for look in [*looks, replace(looks[0], state=Unread(broken="ValueError"))]:
+        told = json.loads(json.dumps(look.to_dict()))
+        assert look_of(told) == look
+        assert look_of({**told, "of a later release": 1}) == look
 
 
 def test_o01_lists_are_bounded_and_counts_are_of_all() -> None:

@@ -18,6 +18,7 @@ import pytest
 from headgate import ResourcePool, TaskPool, WorkerPool, registry, subscribe
 from headgate.core.events import Event
 from headgate.core.topics import topic_named
+from headgate.core.views import Unread
 from headgate.dashboard import serve
 from headgate.observe import prometheus, rows, sampler
 from headgate.observe.feed import Feed
@@ -105,9 +106,9 @@ def test_o30_tasks_that_end_before_a_look_that_is_given_up_are_counted_by_the_ne
 def test_o20_looks_at_a_loop_that_is_held_do_not_pile_up(busy: Program, watched: Sampler) -> None:
     looks: list[int] = []
 
-    def view(_: object, rows: int) -> dict[str, Any]:
+    def view(_: object, rows: int) -> Unread:
         looks.append(rows)
-        return {}
+        return Unread()
 
     with held(busy) as free, shown("tasks", view, busy.loop) as pool:
         for _ in range(3):
@@ -123,23 +124,23 @@ def test_o20_a_look_that_takes_longer_than_a_loop_may_be_silent_is_no_held_loop(
     monkeypatch.setattr(sampler, "PATIENCE", 0.05)
     given_up = threading.Event()
 
-    def view(_: object, rows: int) -> dict[str, Any]:
+    def view(_: object, rows: int) -> Unread:
         given_up.wait(0.1)
-        return {"rows": rows}
+        return Unread(state=f"{rows} rows")
 
     with shown("tasks", view, busy.loop) as first, shown("resources", view, busy.loop) as second:
         seen = watched.look()
-        assert [view_of(seen, one.name).get("rows") for one in (first, second)] == [sampler.ROWS] * 2
+        assert [view_of(seen, one.name)["state"] for one in (first, second)] == [f"{sampler.ROWS} rows"] * 2
 
 
 # -- pools whose view cannot be made -----------------------------------------------------------------------------------
 
 
-def fails(_: object, rows: int) -> dict[str, Any]:
+def fails(_: object, rows: int) -> Unread:
     raise ValueError("the engine is away")
 
 
-def fails_too(_: object, rows: int) -> dict[str, Any]:
+def fails_too(_: object, rows: int) -> Unread:
     raise RuntimeError("the engine is away")
 
 
@@ -165,11 +166,11 @@ def test_o01_a_pool_that_cannot_be_shown_hides_no_other(
 
 
 def test_o01_a_pool_that_changes_all_the_time_is_not_broken(watched: Sampler) -> None:
-    def changes(_: object, rows: int) -> dict[str, Any]:
+    def changes(_: object, rows: int) -> Unread:
         known = dict.fromkeys(range(3))
         for one in known:
             del known[one]
-        return {}
+        return Unread()
 
     with shown("tasks", changes) as pool:
         view = view_of(watched.look(), pool.name)
@@ -178,7 +179,7 @@ def test_o01_a_pool_that_changes_all_the_time_is_not_broken(watched: Sampler) ->
 
 
 def test_o20_ctrl_c_in_a_look_is_for_the_program(watched: Sampler) -> None:
-    def interrupted(_: object, rows: int) -> dict[str, Any]:
+    def interrupted(_: object, rows: int) -> Unread:
         raise KeyboardInterrupt
 
     def look() -> None:
@@ -213,11 +214,11 @@ def test_o30_workers_that_are_lost_between_two_looks_are_counted() -> None:
             for lost in range(1, 4):
                 [pid] = [one.pid for one in workers.workers()]
                 os.kill(pid, signal.SIGKILL)
-                while workers._view(10)["losses"] < lost or not workers._view(10)["ready"]:  # noqa: ASYNC110 - nobody tells
+                while workers._view(10).losses < lost or not workers._view(10).ready:  # noqa: ASYNC110 - nobody tells
                     await asyncio.sleep(0.02)
             view = workers._view(0)
-            assert (view["losses"], view["workers"]) == (3, [])
-            assert view["memory"] > 0 or sys.platform != "linux", "of all workers, and none is listed"
+            assert (view.losses, view.workers) == (3, [])
+            assert view.memory > 0 or sys.platform != "linux", "of all workers, and none is listed"
 
     asyncio.run(main())
 
@@ -245,9 +246,9 @@ def time(monkeypatch: pytest.MonkeyPatch) -> _Time:
 
 
 def test_o24_the_pools_of_a_loop_together_take_a_hundredth_of_its_time(busy: Program, time: _Time) -> None:
-    def view(_: object, rows: int) -> dict[str, Any]:
+    def view(_: object, rows: int) -> Unread:
         time.passed += 0.001
-        return {}
+        return Unread()
 
     looks = 0
     with ExitStack() as pools:
@@ -266,10 +267,10 @@ def test_o24_the_pools_of_a_loop_together_take_a_hundredth_of_its_time(busy: Pro
 def test_o24_who_asks_often_gets_what_was_seen_last(busy: Program, time: _Time) -> None:
     looks: list[float] = []
 
-    def view(_: object, rows: int) -> dict[str, Any]:
+    def view(_: object, rows: int) -> Unread:
         looks.append(time.passed)
         time.passed += 0.02
-        return {}
+        return Unread()
 
     told: list[Any] = []
     with shown("tasks", view, busy.loop):
@@ -287,10 +288,10 @@ def test_o24_who_asks_often_gets_what_was_seen_last(busy: Program, time: _Time) 
 def test_o24_looks_that_cost_little_are_new_for_everybody_who_asks(time: _Time) -> None:
     looks: list[int] = []
 
-    def view(_: object, rows: int) -> dict[str, Any]:
+    def view(_: object, rows: int) -> Unread:
         looks.append(rows)
         time.passed += 0.0001
-        return {}
+        return Unread()
 
     with shown("tasks", view):
         watched = Sampler()
@@ -303,9 +304,9 @@ def test_o24_looks_that_cost_little_are_new_for_everybody_who_asks(time: _Time) 
 def test_o24_a_destructor_that_asks_in_the_middle_of_a_look_gets_what_was_seen_last() -> None:
     asked: list[Any] = []
 
-    def view(_: object, rows: int) -> dict[str, Any]:
+    def view(_: object, rows: int) -> Unread:
         asked.append(watched.look())
-        return {}
+        return Unread()
 
     with shown("tasks", view):
         watched = Sampler()

@@ -522,7 +522,7 @@ def test_o10_tasks_that_were_dropped_are_not_among_the_failed_ones() -> None:
 def test_o10_a_spent_quota_is_shown_in_a_frame() -> None:
     row = {"id": "k", "status": "healthy", "cooldown": 0.0, "in_flight": 0, "max_in_flight": None}
     row |= {"refusals": 0, "successes": 1, "quota": {"left": {}, "seconds_until_open": 9.0}}
-    keys = {"kind": "resources", "name": "keys", "resources": [row]}
+    keys = {"kind": "resources", "name": "keys", "in_flight": 0, "resources": [row]}
     lines = frame([{**seen(), "pools": [keys]}], Settings(), 120, 40, since=2.0)
     assert any(
         " ".join(piece.text for piece in line).split()[:6] == ["k", "keys", "no", "quota", "7.0", "s"] for line in lines

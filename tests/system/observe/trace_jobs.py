@@ -75,3 +75,8 @@ def told_of(span: Any) -> dict[str, Any]:
         "attributes": dict(span.attributes or {}),
         "status": (span.status.status_code.name, span.status.description),
     }
+
+
+async def spend_there(key: Resource[str], read: float, written: float) -> None:
+    """A task on a worker that reports how many tokens it used."""
+    key.spent(input=read, output=written)

@@ -72,6 +72,8 @@ PURE = (
     "calls/retrying.py",
     "cli/top_frame.py",
     "dashboard/security.py",
+    "core/labels.py",
+    "core/views.py",
     "observe/history.py",
     "observe/lines.py",
     "cli/batch/book.py",

@@ -21,6 +21,7 @@ LIST = Path(__file__).with_name("internals.txt")
 PUBLIC = {
     *("", "errors", "registry", "context", "resources", "tasks", "stores", "workers", "discovery", "dashboard"),
     *("observe", "observe.logging", "observe.json_logs", "observe.prometheus", "observe.opentelemetry"),
+    "observe.opentelemetry_metrics",
     *("integrations", "testing"),
 }
 """What users import, below `headgate`; and all modules directly in `integrations` and `testing`."""
@@ -33,7 +34,8 @@ ENGINES = (
     *("calls", "gate", "resources.rotation", "resources.effects", "tasks.scheduling", "sharing.slots"),
     *("resources.exchange", "resources.permits", "resources.health", "resources.replica"),
     *("resources.quota", "resources.ledger", "resources.quota_exchange", "resources.leased_budget"),
-    *("core.key_windows", "core.lessons", "sharing.claims", "sharing.memory", "sharing.protocol"),
+    *("core.key_windows", "core.labels", "core.lessons", "core.views"),
+    *("sharing.claims", "sharing.memory", "sharing.protocol"),
     *(
         "stores.codec",
         "stores.jsonl.lines",
@@ -41,7 +43,7 @@ ENGINES = (
         "workers.protocol.client_session",
     ),
     *("workers.protocol.worker_session", "workers.protocol.messages", "workers.protocol.wire", "workers.protocol.bulk"),
-    *("observe.history", "observe.lines", "cli.arguments", "cli.batch.journal", "cli.batch.ids"),
+    *("observe.history", "observe.metrics", "observe.lines", "cli.arguments", "cli.batch.journal", "cli.batch.ids"),
 )
 """Pure modules and packages of them, and the values that they take and return."""
 

@@ -96,7 +96,7 @@ class Attempt:
         engine = None if use is None else use.member.rotation.owner
         for lesson in lessons:
             if use is not None and engine is not None and lesson.resource_id == self.resource_id:
-                engine.learned(use, lesson)
+                engine.learned(use, lesson, self.task)
 
     def placed(self, uid: str) -> None:
         """Note which worker was given the call."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from headgate.core.clock import clock
+from headgate.core.events import maker
 from headgate.core.redaction import redact
 from headgate.tasks.admission import Policy
 from headgate.tasks.events import (
@@ -27,26 +28,34 @@ from headgate.tasks.events import (
 from headgate.tasks.model import TaskRecord, Told
 from headgate.tasks.runtime.audit import AuditFile
 
+_submit, _dequeue, _finish = maker(PoolSubmit), maker(PoolDequeue), maker(PoolFinish)
+
 
 class Reporter:
     """Emits the events of one pool, and writes its audit file."""
 
-    __slots__ = ("_about", "audit")
+    __slots__ = ("_about", "_pool", "_pool_id", "audit")
 
     def __init__(self, pool_id: str, pool: str, audit: str | os.PathLike[str] | None) -> None:
+        self._pool_id = pool_id
+        self._pool = pool
         self._about = {"pool_id": pool_id, "pool": pool}
         self.audit: AuditFile | None = None if audit is None else AuditFile(audit)
         """The pool's own file. Ask ``if AUDIT.listeners or reporter.audit``: an event nobody hears is never made."""
 
     def submitted(self, task: TaskRecord, depth: int) -> None:
         """Report that the pool has accepted a task."""
+        key, partition = task.key, task.partition
         self._tell(
-            PoolSubmit(
-                **self._of(task),
-                key=_shown(task.key),
-                partition=_shown(task.partition),
+            _submit(
+                at=clock.wall(),
+                pool_id=self._pool_id,
+                pool=self._pool,
+                task_id=f"{self._pool_id}/{task.number}",
+                key=redact(key) if isinstance(key, str) else key,
+                partition=redact(partition) if isinstance(partition, str) else partition,
                 priority=task.priority,
-                idempotency_key=_shown(task.terms.idempotency_key),
+                idempotency_key=None if task.terms.idempotency_key is None else redact(task.terms.idempotency_key),
                 submitted_by=None if task.parent is None else _id(task.parent),
                 queue_depth=depth,
             )
@@ -57,7 +66,17 @@ class Reporter:
         assert task.started is not None, "it starts"
         waited = task.started.now - task.since.now
         slot = task.slot.number if task.slot is not None else 0
-        self._tell(PoolDequeue(**self._of(task), queued_for=waited, slot=slot, attempt=task.attempt))
+        self._tell(
+            _dequeue(
+                at=clock.wall(),
+                pool_id=self._pool_id,
+                pool=self._pool,
+                task_id=f"{self._pool_id}/{task.number}",
+                queued_for=waited,
+                slot=slot,
+                attempt=task.attempt,
+            )
+        )
 
     def requeued(self, task: TaskRecord, reason: str, attempt: int, spent: bool, resource_id: str | None) -> None:
         """Report that an attempt has ended, and another will follow."""
@@ -80,7 +99,18 @@ class Reporter:
         """Report that a task has ended."""
         ran = task.ended.now - task.started.now if task.started is not None and task.ended is not None else None
         error = type(task.outcome.error).__qualname__ if task.status == "failed" else None
-        self._tell(PoolFinish(**self._of(task), status=task.status, attempt=task.attempt, ran_for=ran, error=error))
+        self._tell(
+            _finish(
+                at=clock.wall(),
+                pool_id=self._pool_id,
+                pool=self._pool,
+                task_id=f"{self._pool_id}/{task.number}",
+                status=task.status,
+                attempt=task.attempt,
+                ran_for=ran,
+                error=error,
+            )
+        )
 
     def unseen(self, failed: Mapping[int, Told], more: int) -> None:
         """Report at the end of the pool that these tasks failed and nobody saw it, and how many more."""
@@ -117,10 +147,6 @@ class Reporter:
         if POOLS.listeners:
             told = PoolAuditFailed(at=clock.wall(), **self._about, path=str(audit.path), error=str(audit.error))
             POOLS.emit(told)
-
-
-def _shown(key: Any) -> Any:
-    return redact(key) if isinstance(key, str) else key
 
 
 def _id(task: TaskRecord) -> str:

@@ -1,4 +1,4 @@
-"""The state of a task pool as values that JSON knows: what terminals, pages and metrics show.
+"""The state of a task pool as rows: what terminals, pages and metrics show.
 
 It is computed when somebody looks, in one pass over what is queued, and is exact on the event loop of the pool. Text of
 users (tenants, reasons, names of functions) is redacted and cut.
@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Hashable
 from heapq import nlargest, nsmallest
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from headgate.core.clock import clock
+from headgate.core.events import maker
 from headgate.core.redaction import redact
+from headgate.core.views import BudgetView, EndedRow, MemberRow, TaskPoolView, TaskRow, TenantRow
 from headgate.tasks.fairness import KeyAge, stats_of
 from headgate.tasks.model import Moment, Remains, TaskRecord, TaskStatus, Told
-from headgate.tasks.runtime.snapshots import TERMINAL, waiting_for
+from headgate.tasks.runtime.snapshots import waiting_for
 from headgate.tasks.scheduling.shared_queue import token_of
 from headgate.tasks.scheduling.states import LISTED
 
@@ -42,6 +44,9 @@ def shown(value: object) -> str:
     return text if len(text) <= _WIDEST else f"{text[:_WIDEST]}..."
 
 
+_tenant, _task = maker(TenantRow), maker(TaskRow)  # a look makes hundreds of them on the loop of the pool
+
+
 class _Tenant:
     """What one pass over the queue and the slots finds of a tenant."""
 
@@ -53,7 +58,7 @@ class _Tenant:
         self.oldest: TaskRecord | None = None
 
 
-def pool_view(executor: Executor, rows: int, shared: View | None) -> dict[str, Any]:
+def pool_view(executor: Executor, rows: int, shared: View | None) -> TaskPoolView:
     """Return the counters of a pool, its tenants, and the tasks that matter most."""
     scheduler, slots, now = executor.scheduler, executor.scheduler.slots, clock.now()
     tenants = _tenants(executor, now)
@@ -67,31 +72,31 @@ def pool_view(executor: Executor, rows: int, shared: View | None) -> dict[str, A
     # Those that wait longest come first, then those that waited. Paused ones are listed also if nothing is queued.
     lags = {**dict.fromkeys(paused, 0.0), **{key: one.lag for key, one in tenants.items()}}
     ages, nothing = stats_of(islice(reversed(executor.ages), _AGES), 1.0, lags).keys, _Tenant()
-    return {
-        "id": executor.id,
-        "state": executor.state,
-        "paused": scheduler.paused,
-        "max_concurrent": scheduler.limit,
-        "active": slots.active,
-        "waiting": slots.waiting,
-        "queued": scheduler.depth,
-        **{status: executor.states.counts[status] for status in TERMINAL},
-        "blocked_submitters": executor.submit_queue.submitters,
-        "queue": scheduler.strategy.descriptor()["kind"],
-        "max_queued": scheduler.policy.max_depth,
-        "waiting_for": None if waits is None else dict(waits),
-        "jain": round(scheduler.jain, 4),
-        "lag": round(max((one.lag for one in tenants.values()), default=0.0), 3),
-        "tenant_count": len(ages),
-        "tenants": [
-            {**_tenant_row(age, tenants.get(age.key, nothing)), "paused": _known(executor, age.key) in paused}
+    return TaskPoolView(
+        id=executor.id,
+        state=executor.state,
+        paused=scheduler.paused,
+        max_concurrent=scheduler.limit,
+        active=slots.active,
+        waiting=slots.waiting,
+        queued=scheduler.depth,
+        **executor.states.counts,
+        blocked_submitters=executor.submit_queue.submitters,
+        queue=scheduler.strategy.descriptor()["kind"],
+        max_queued=scheduler.policy.max_depth,
+        waiting_for=None if waits is None else dict(waits),
+        jain=round(scheduler.jain, 4),
+        lag=round(max((one.lag for one in tenants.values()), default=0.0), 3),
+        tenant_count=len(ages),
+        tenants=[
+            _tenant_row(age, tenants.get(age.key, nothing), _known(executor, age.key) in paused)
             for age in islice(ages, rows)
         ],
-        "running": [_task_row(task, now) for task in running],
-        "oldest": [_task_row(task, now) for task in oldest],
-        "failures": [_failure_row(executor, Remains._make(one)) for one in ended_badly],
-        "shared": None if shared is None else _shared(shared, rows),
-    }
+        running=[_task_row(task, now) for task in running],
+        oldest=[_task_row(task, now) for task in oldest],
+        failures=[_ended_row(executor, Remains._make(one)) for one in ended_badly],
+        shared=None if shared is None else _budget(shared, rows),
+    )
 
 
 def _known(executor: Executor, tenant: Hashable) -> Hashable:
@@ -99,27 +104,20 @@ def _known(executor: Executor, tenant: Hashable) -> Hashable:
     return token_of(tenant) if executor.scheduler.is_shared and tenant is not None else tenant
 
 
-def _shared(shared: View, rows: int) -> dict[str, Any]:
-    """The sum of a shared budget, and its members: this one comes first, and is always listed."""
+def _budget(shared: View, rows: int) -> BudgetView:
     members = sorted(shared["members"], key=lambda one: not one["is_this_pool"])
-    return {
-        "member": next((one["id"] for one in members if one["is_this_pool"]), ""),
-        "active": shared["active"],
-        "queued": shared["queued"],
-        "reachable": shared["reachable"],
-        "as_of": shared["as_of"],
-        "member_count": len(members),
-        "members": [
-            {
-                "id": one["id"],
-                "host": shown(one["host"]),
-                "pid": one["pid"],
-                "active": one["held"],
-                "queued": one["queued"],
-            }
+    return BudgetView(
+        member=next((one["id"] for one in members if one["is_this_pool"]), ""),
+        active=shared["active"],
+        queued=shared["queued"],
+        reachable=shared["reachable"],
+        as_of=shared["as_of"],
+        member_count=len(members),
+        members=[
+            MemberRow(one["id"], shown(one["host"]), one["pid"], active=one["held"], queued=one["queued"])
             for one in members[: max(1, rows)]
         ],
-    }
+    )
 
 
 def _began(task: TaskRecord) -> tuple[float, int]:
@@ -144,48 +142,49 @@ def _tenants(executor: Executor, now: float) -> dict[Hashable, _Tenant]:
     return tenants
 
 
-def _tenant_row(age: KeyAge, one: _Tenant) -> dict[str, Any]:
-    return {
-        "tenant": None if age.key is None else shown(age.key),
-        "queued": one.queued,
-        "active": one.active,
-        "lag": round(age.lag, 3),
-        "started": age.count,
-        "p50": round(age.p50, 4),
-        "p99": round(age.p99, 4),
-    }
+def _tenant_row(age: KeyAge, one: _Tenant, paused: bool) -> TenantRow:
+    return _tenant(
+        tenant=None if age.key is None else shown(age.key),
+        queued=one.queued,
+        active=one.active,
+        lag=round(age.lag, 3),
+        started=age.count,
+        p50=round(age.p50, 4),
+        p99=round(age.p99, 4),
+        paused=paused,
+    )
 
 
-def _task_row(task: TaskRecord, now: float) -> dict[str, Any]:
+def _task_row(task: TaskRecord, now: float) -> TaskRow:
     since = task.started if task.status == "running" and task.started is not None else task.since
     permit = task.permit
-    return {
-        "id": f"{task.owner.id}/{task.number}",
-        "number": task.number,
-        "tenant": None if task.partition is None else shown(task.partition),
-        "what": shown(getattr(task.fn, "__qualname__", type(task.fn).__name__)),
-        "status": "waiting" if task.status == "running" and task.slot is None else task.status,
-        "seconds": round(max(0.0, now - since.now), 3),
-        "attempt": task.attempt,
-        "resource": getattr(permit, "resource_id", None),
-        "worker": getattr(permit, "worker", None),
-    }
+    return _task(
+        id=f"{task.owner.id}/{task.number}",
+        number=task.number,
+        tenant=None if task.partition is None else shown(task.partition),
+        what=shown(getattr(task.fn, "__qualname__", type(task.fn).__name__)),
+        status="waiting" if task.status == "running" and task.slot is None else task.status,
+        seconds=round(max(0.0, now - since.now), 3),
+        attempt=task.attempt,
+        resource=getattr(permit, "resource_id", None),
+        worker=getattr(permit, "worker", None),
+    )
 
 
-def _failure_row(executor: Executor, one: Remains) -> dict[str, Any]:
+def _ended_row(executor: Executor, one: Remains) -> EndedRow:
     outcome = one.outcome
     why = outcome.line if isinstance(outcome, Told) else "" if outcome is None else outcome.reason
-    return {
-        "id": f"{executor.id}/{one.number}",
-        "number": one.number,
-        "tenant": None if one.partition is None else shown(one.partition),
-        "status": one.status,
-        "why": shown(why),
-        "attempt": one.attempt,
-        "ended_at": None if one.ended is None else one.ended.wall,
-        "can_retry": one.number in executor.failures.kept,
-        "retried_as": executor.failures.retried.get(one.number),
-    }
+    return EndedRow(
+        id=f"{executor.id}/{one.number}",
+        number=one.number,
+        tenant=None if one.partition is None else shown(one.partition),
+        status=one.status,
+        why=shown(why),
+        attempt=one.attempt,
+        ended_at=None if one.ended is None else one.ended.wall,
+        can_retry=one.number in executor.failures.kept,
+        retried_as=executor.failures.retried.get(one.number),
+    )
 
 
 class Ended(NamedTuple):
