@@ -73,6 +73,8 @@ class PoolRequeue(PoolEvent):
     """Does the attempt count as one of the task's attempts?"""
     resource_id: str | None = None
     """The resource with which the attempt ran, if it had one."""
+    pause: float = 0.0
+    """Seconds that pass before it may start again: its `backoff`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

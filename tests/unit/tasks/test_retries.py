@@ -18,7 +18,8 @@ from headgate import (
     TaskCancelled,
     TaskPool,
 )
-from headgate.testing import virtual
+from headgate.tasks import PoolRequeue
+from headgate.testing import capture_events, virtual
 
 PAUSES = Backoff(0.5, jitter=False)
 
@@ -213,6 +214,15 @@ async def test_l10_eta_and_story_tell_of_the_pause() -> None:
         assert "boom; again in 9 s" in handle.story()
         await handle
     assert handle.story().count("attempt") >= 1
+
+
+@virtual
+async def test_l10_an_event_tells_of_the_pause() -> None:
+    with capture_events("lifecycle.pool.audit") as events:
+        async with TaskPool() as pool:
+            await pool.run(Fails(OSError()), retries=1, backoff=Backoff(9, jitter=False))
+    [requeued] = [event for event in events if isinstance(event, PoolRequeue)]
+    assert (requeued.reason, requeued.attempt, requeued.pause) == ("OSError", 1, 9.0)
 
 
 @virtual

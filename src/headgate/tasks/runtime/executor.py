@@ -547,7 +547,7 @@ class Executor:
             if self.retry_budget is not None and not task.attempt:
                 self.retry_budget.began(moment.now, -1)  # its first attempt is still to come
         if AUDIT.listeners or self.reporter.audit:
-            self.reporter.requeued(task, reason, attempt, spent, resource_id)
+            self.reporter.requeued(task, reason, attempt, spent, resource_id, pause)
         if task.status != "queued" or task.slot is not None:
             pass  # somebody who heard of it has ended it, or let it start
         elif self.allocator is not None and (error := self.allocator.impossible(task)) is not None:

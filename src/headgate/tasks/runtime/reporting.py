@@ -78,9 +78,12 @@ class Reporter:
             )
         )
 
-    def requeued(self, task: TaskRecord, reason: str, attempt: int, spent: bool, resource_id: str | None) -> None:
-        """Report that an attempt has ended, and another will follow."""
-        self._tell(PoolRequeue(**self._of(task), reason=reason, attempt=attempt, spent=spent, resource_id=resource_id))
+    def requeued(
+        self, task: TaskRecord, reason: str, attempt: int, spent: bool, resource_id: str | None, pause: float
+    ) -> None:
+        """Report that an attempt has ended, and another will follow after a pause."""
+        of = self._of(task)
+        self._tell(PoolRequeue(**of, reason=reason, attempt=attempt, spent=spent, resource_id=resource_id, pause=pause))
 
     def dropped(self, task: TaskRecord, replacement: TaskRecord | None, depth: int, policy: Policy) -> None:
         """Report that the policy has rejected a task."""
