@@ -421,3 +421,34 @@ async def test_l06_a_task_with_more_slots_than_are_left_does_not_hold_up_its_ten
         pool.resize(4)
         await asyncio.sleep(10.5)
         assert wide.status == "running"
+
+
+@pytest.mark.parametrize("how", ["cools", "pauses"])
+@virtual
+async def test_l06_slots_are_not_kept_for_a_task_whose_key_rests(how: str) -> None:
+    """It was first, and only slots were missing; then its key goes for a while. Others may use the slots until then."""
+    keys = ResourcePool([Resource("big", 1, tags={"big"}), Resource("small", 2, tags={"small"})])
+    order: list[str] = []
+
+    async def work(_: Any, name: str, seconds: float = 1.0) -> None:
+        order.append(name)
+        await asyncio.sleep(seconds)
+
+    async with TaskPool(max_concurrent=3, queue=fifo(), resources=keys) as pool:
+        await pool.submit(work, "first", 5.0, tags={"small"})
+        await pool.submit(work, "second", 2.0, tags={"small"})
+        wide = await pool.submit(work, "wide", tags={"big"}, slots=3)
+        for number in range(3):
+            await pool.submit(work, f"{number}", tags={"small"})
+        await asyncio.sleep(1)
+        assert order == ["first", "second"], "a slot is kept for the wide one"
+        if how == "cools":
+            await keys.cool("big", 19)
+        else:
+            keys.pause("big")
+            asyncio.get_running_loop().call_later(19, keys.resume, "big")
+        await asyncio.sleep(4)
+        assert order[2:] == ["0", "1", "2"]
+        await wide
+    assert order[-1] == "wide"
+    assert asyncio.get_running_loop().time() == 21

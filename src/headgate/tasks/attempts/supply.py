@@ -78,6 +78,10 @@ class OnlySlots:
         """There is nothing that could have changed."""
         return True
 
+    def rests(self, task: TaskRecord) -> bool:
+        """There is nothing that could."""
+        return False
+
     def release(self, permit: Attempt) -> None:
         """Let go of the task."""
         permit.task = None
@@ -209,6 +213,12 @@ class ResourceSupply:
         if member.resource.status != "healthy" or member.sharing.paused:
             return False
         return member.plain or member.cooling_until(use.affinity) is None
+
+    def rests(self, task: TaskRecord) -> bool:
+        """Whether all resources that could serve this task are cooling down or paused."""
+        requirement = requirement_of(task)
+        opens = self.back_in(requirement)
+        return (opens is not None and opens[1] == "cooldown") or self.is_paused(requirement)
 
     def release(self, permit: Attempt) -> None:
         """Take back a resource that was not used."""

@@ -255,6 +255,10 @@ class Executor:
         if permit is not None and self.allocator is not None:
             self.allocator.release(permit)
 
+    def rests(self, task: TaskRecord) -> bool:
+        """Is all that could serve a task cooling down or paused?"""
+        return self.allocator is not None and self.allocator.rests(task)
+
     def _refuse_stuck(self, task: TaskRecord) -> bool:
         """Fail a queued task that waits for what only those have who wait for it. Returns whether it was failed."""
         explainer, waits = self.explainer, task.waits

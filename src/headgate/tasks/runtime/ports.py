@@ -139,6 +139,10 @@ class Allocator(Protocol):
         """Whether a permit that was reserved a moment ago may still be used."""
         ...
 
+    def rests(self, task: TaskRecord) -> bool:
+        """Whether all that could serve this task is cooling down or paused."""
+        ...
+
     def release(self, permit: Any) -> None:
         """Take back a permit with which nothing was run."""
 

@@ -40,6 +40,10 @@ class RunnerAllocator:
         """A runner does not take its permits back."""
         return True
 
+    def rests(self, task: TaskRecord) -> bool:
+        """A runner does not say."""
+        return False
+
     def release(self, permit: object) -> None:
         """Give the runner its permit back."""
         self._runner.release(permit)

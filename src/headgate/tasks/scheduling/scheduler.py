@@ -44,6 +44,10 @@ class Supply(Protocol):
     def give_back(self, task: TaskRecord) -> None:
         """Take back what a task has, which will not start with it."""
 
+    def rests(self, task: TaskRecord) -> bool:
+        """Is all that could serve a task cooling down or paused, so that it will be a while before it is served?"""
+        ...
+
 
 _LOOKED_AT = 16
 """How many descendants of a lender are looked at for one that is not at its key's limit. Looking at all of them, again
@@ -575,7 +579,7 @@ class Scheduler:
             self._tenants.wait_for(task.partition, slots)
         elif self.slots.room >= slots:
             return True
-        elif task is not self._kept and self._supplied(task):
+        elif (task is not self._kept or (self.supply is not None and self.supply.rests(task))) and self._supplied(task):
             if self.supply is not None:
                 self.supply.give_back(task)  # it was taken only to see whether slots are all that is missing
             self._kept = task
