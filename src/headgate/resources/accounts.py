@@ -64,7 +64,7 @@ class Refusal(NamedTuple):
 class Reservation:
     """What one use of a resource takes of a quota, from its start on."""
 
-    __slots__ = ("account", "asks", "cost", "has_failed", "is_open", "made_at", "need", "spent", "start")
+    __slots__ = ("account", "asks", "cost", "has_failed", "is_open", "is_refused", "made_at", "need", "spent", "start")
 
     def __init__(
         self, account: Account, need: dict[str, float], cost: AnyCost, start: float, asks: bool, made_at: float
@@ -84,6 +84,8 @@ class Reservation:
         """Has it not been settled or cancelled?"""
         self.has_failed: bool = False
         """Did the call raise something, so that it is not known whether the service has answered?"""
+        self.is_refused: bool = False
+        """Has its refusal been learned from? A call may tell of it in two ways."""
 
     def spend(self, spent: Spent) -> None:
         """Add tokens to those that were really used."""
@@ -238,8 +240,10 @@ class Account:
         if reservation is not None and reservation.is_open and reservation.asks:
             reservation.asks = False
             self.budget.probed(answered=True)
-        if refusal is not None:
+        if refusal is not None and (reservation is None or not reservation.is_refused):
             need = {} if reservation is None else reservation.need
+            if reservation is not None:
+                reservation.is_refused = True
             self.budget.refused(_to_blame(limits, need), refusal.retry_after, start, now)
 
     def retime(self, since: float, now: float) -> None:

@@ -26,7 +26,9 @@ class AttemptTimeout(RetryOperation, TimeoutError):
 COOLDOWNS_IN_A_ROW = 10
 """Cooldowns of one task after which it fails, if no other use of the pool succeeded between them."""
 COOLDOWNS_IN_ALL = 50
-"""Cooldowns of one task after which it fails in any case."""
+"""Cooldowns of one task after which it fails in any case, if the first was long enough ago."""
+COOLDOWNS_SECONDS = 60.0
+"""How long ago that is. Where cooldowns are short, many tasks rush for each place, and a task meets 50 in seconds."""
 
 
 class Cooldowns:
@@ -34,20 +36,24 @@ class Cooldowns:
 
     A cooldown says that a resource was busy, and a task that waits in a queue can afford to wait for it. So cooldowns
     do not count as attempts. But something must end a task that meets nothing else: ten of them while nobody had a
-    success (then it is not the load), or fifty in all (then it may be the task).
+    success (then it is not the load), or fifty in all over at least a minute (then it may be the task).
     """
 
-    __slots__ = ("_in_a_row", "_successes", "_total")
+    __slots__ = ("_first_at", "_in_a_row", "_successes", "_total")
 
     def __init__(self) -> None:
         self._in_a_row = self._total = self._successes = 0
+        self._first_at = 0.0
 
-    def another(self, successes: int) -> bool:
+    def another(self, successes: int, now: float) -> bool:
         """Count a cooldown, given how many uses of the pool have succeeded so far; True when it was the last."""
+        if not self._total:
+            self._first_at = now
         self._in_a_row = 1 if successes != self._successes else self._in_a_row + 1
         self._successes = successes
         self._total += 1
-        return self._in_a_row >= COOLDOWNS_IN_A_ROW or self._total >= COOLDOWNS_IN_ALL
+        goes_on = self._total < COOLDOWNS_IN_ALL or now - self._first_at < COOLDOWNS_SECONDS
+        return self._in_a_row >= COOLDOWNS_IN_A_ROW or not goes_on
 
     def __str__(self) -> str:
         if self._in_a_row >= COOLDOWNS_IN_A_ROW:
@@ -103,6 +109,11 @@ class Call:
         self._spent: frozenset[str] = frozenset()
         self._retried: frozenset[str] = frozenset()
 
+    @property
+    def errors(self) -> int:
+        """Attempts that ended in RetryOperation."""
+        return self._errors
+
     def choices(self) -> tuple[frozenset[str], ...]:
         """Sets of resource ids to avoid, the best set first: if nothing is eligible with one, the next is tried."""
         return (self._spent | self._retried, self._spent) if self._retried else (self._spent,)
@@ -120,7 +131,7 @@ class Call:
         elif self.plan.waits == "no":
             self._spent |= {resource_id}
         if self._cooldowns is not None and isinstance(signal, CooldownResource):
-            self.is_over = self._cooldowns.another(successes)
+            self.is_over = self._cooldowns.another(successes, now)
         else:
             self._counted += 1
             self._errors += isinstance(signal, RetryOperation)

@@ -255,7 +255,7 @@ class Engine(Generic[T]):
         if call.failed(use, signal, now):
             raise call.out_of_attempts(self.retry_after(call, now))
         budget = current_retry_budget() or self.retry_budget
-        if budget is not None and use.status != "cancelled" and not budget.take(now):
+        if budget is not None and isinstance(signal, RetryOperation) and not budget.take(now):
             raise call.out_of_budget(budget.why_spent(), self.retry_after(call, now))
         return call.pause(clock.uniform(0.5, 1.5), now) if call.plan.retry_delay else 0.0
 
@@ -467,6 +467,8 @@ class Engine(Generic[T]):
         if use.level:
             self.answered(use, error)
         signal, alone = signal_in(error)
+        if isinstance(signal, CooldownResource) and use.reservation is not None:
+            self._refused(use, use.reservation, signal)
         classify = classify or self.classify
         if signal is None and isinstance(error, Exception) and classify is not None:
             signal, alone = self._judged(use, error, classify), True
@@ -483,6 +485,19 @@ class Engine(Generic[T]):
             self.let_go(use)
             self.reporter.released(use, "no_verdict")
         return None
+
+    def _refused(self, use: Use, reservation: Reservation, signal: CooldownResource) -> None:
+        """Learn from a refusal that an operation told by raising a signal, as from one that a client raised."""
+        account = reservation.account
+        if account.quota != LEARN or signal.only_for is not None:
+            return
+        if signal.__cause__ is not None:
+            self.hear(use, signal.__cause__)  # it may have headers
+        with lock:
+            now = clock.now()
+            account.hear(reservation, (), now, Refusal(signal.cooldown_seconds))
+            effects = self.rotation.quota_changed(account, now)
+        self.carry_out(effects)
 
     def _judged(self, use: Use, error: Exception, classify: Classifier) -> Signal | None:
         """Ask a classifier about an error, and learn from a refusal what it says about the limits of the resource."""

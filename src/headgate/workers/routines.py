@@ -282,7 +282,8 @@ def routine(
     """
     for name in misspelt:
         known = RoutineOptions._fields
-        raise InvalidType(f"@routine has no option {name!r}", remedy=nearest(name, known))
+        near = "Did you mean retries?" if name in ("retry", "max_retries") else nearest(name, known)
+        raise InvalidType(f"@routine has no option {name!r}", remedy=near)
     options = _checked(timeout, retries, thread, prefetch, backoff, retry_on)
     if fn is None:
         return lambda fn: _made(fn, options)

@@ -522,7 +522,7 @@ async def test_t81_fifty_cooldowns_end_a_task_although_others_succeed(whose: str
                 await (await others.submit(which))
             elif len(tried) % 9 == 0:
                 await keys.run(which)
-            raise CooldownResource(1, "429")
+            raise CooldownResource(3, "429")
 
         tried: list[str] = []
         async with TaskPool(resources=keys) as others:
@@ -531,6 +531,32 @@ async def test_t81_fifty_cooldowns_end_a_task_although_others_succeed(whose: str
                 await handle
     assert len(tried) == len(caught.value.attempts) == 50
     assert free(keys)
+
+
+@pytest.mark.parametrize("quota", [None, "learn"])
+@virtual
+async def test_t81_l09_tasks_that_rush_for_a_key_are_not_ended_by_its_short_cooldowns(quota: Any) -> None:
+    """A provider that takes ten calls a second and asks for exact waits: each task meets very many, within seconds."""
+    tokens, at, refused = 10.0, 0.0, 0
+
+    async def call(key: Resource[str]) -> None:
+        nonlocal tokens, at, refused
+        await asyncio.sleep(0.02)
+        now = asyncio.get_running_loop().time()
+        tokens, at = min(10.0, tokens + 10 * (now - at)), now
+        if tokens < 1:
+            refused += now > 5
+            raise CooldownResource((1 - tokens) / 10, "429")
+        tokens -= 1
+
+    keys = ResourcePool([Resource("a", "sk-a", quota=quota)])
+    async with TaskPool(max_concurrent=40, resources=keys, retry_budget=0.0) as pool:
+        handles = [await pool.submit(call) for _ in range(400)]
+        for handle in handles:
+            await handle
+    assert asyncio.get_running_loop().time() < 44, "nine tenths of what the provider allows"
+    if quota == "learn":  # what was refused in the first seconds has told the rate
+        assert refused <= 10
 
 
 @virtual

@@ -271,11 +271,44 @@ async def test_l10_map_pauses_too() -> None:
 
 @virtual
 async def test_l10_verdicts_and_errors_are_counted_separately() -> None:
-    """`max_attempts` governs verdicts, `retries` errors of the task's own; pauses count the latter alone."""
+    """`max_attempts` governs verdicts, `retries` errors of the task's own; each kind has pauses of its own."""
     work = Fails(RetryOperation("a"), OSError(), RetryOperation("b"), OSError())
     async with TaskPool(resources=ResourcePool(["k1", "k2", "k3", "k4"])) as pool:
         assert await pool.run(work, retries=2, max_attempts=3, backoff=PAUSES) == "done"
-    assert work.gaps == [0, 0.5, 0, 1]
+    assert work.gaps == [0.5, 0.5, 1, 1]
+
+
+@virtual
+async def test_l10_a_service_that_is_down_is_waited_for() -> None:
+    """What an HTTP client raises is a verdict that says nothing against the key: it has the pauses of the task too."""
+    up_at = now() + 10
+
+    async def call(key: Any) -> str:
+        if now() < up_at:
+            raise HttpError(Response())
+        return "done"
+
+    keys = ResourcePool(["k1", "k2"])
+    async with TaskPool(max_concurrent=20, resources=keys) as pool:
+        handles = [await pool.submit(call, retries=6, backoff=Backoff(0.5)) for _ in range(100)]
+        assert [await handle for handle in handles] == ["done"] * 100
+
+
+@virtual
+async def test_l10_a_verdict_does_not_pause_beyond_the_deadline() -> None:
+    async with TaskPool(resources=ResourcePool(["k1"])) as pool:
+        with pytest.raises(PoolExhausted, match="deadline"):
+            await pool.run(Fails(RetryOperation("down")), backoff=Backoff(60), retries=3, deadline=now() + 10)
+        assert now() == 0
+
+
+@virtual
+async def test_l11_rate_limits_are_no_retries() -> None:
+    """A resource that says when it can be used again bounds its calls by itself."""
+    work = [Fails(CooldownResource(1), CooldownResource(1)) for _ in range(40)]
+    async with TaskPool(max_concurrent=5, resources=ResourcePool(["k1", "k2"]), retry_budget=0.0) as pool:
+        handles = [await pool.submit(one) for one in work]
+        assert [await handle for handle in handles] == ["done"] * 40
 
 
 @pytest.mark.parametrize("options", [{"backoff": 1}, {"retry_on": OSError}, {"retries": 0, "backoff": PAUSES}], ids=str)

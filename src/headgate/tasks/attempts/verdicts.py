@@ -19,8 +19,9 @@ from headgate.errors import (
     WorkerLost,
 )
 from headgate.resources import events
+from headgate.resources.http_errors import asked_pause
 from headgate.resources.members import Use
-from headgate.resources.signals import Signal
+from headgate.resources.signals import RetryOperation, Signal
 from headgate.tasks.attempts.attempt import Attempt
 from headgate.tasks.attempts.supply import ResourceSupply, requirement_of
 from headgate.tasks.model import TaskRecord
@@ -54,6 +55,7 @@ class _Again(NamedTuple):
     reason: str
     spent: bool
     resource_id: str | None
+    pause: float = 0.0
 
 
 class Verdicts:
@@ -103,7 +105,9 @@ class Verdicts:
 
     def _end(self, task: TaskRecord, outcome: BaseException | _Again, completion: Completion) -> bool:
         if isinstance(outcome, _Again):
-            return completion.requeue(task, outcome.reason, spent=outcome.spent, resource_id=outcome.resource_id)
+            return completion.requeue(
+                task, outcome.reason, spent=outcome.spent, resource_id=outcome.resource_id, pause=outcome.pause
+            )
         return completion.failed(task, outcome, self._failures(task))
 
     def _failures(self, task: TaskRecord) -> int:
@@ -218,10 +222,17 @@ class Verdicts:
         if call.failed(use, signal, now, resources.successes):
             completion.attempt_ended(task, reason)
             return resources.exhausted(call)
-        if budget is not None and not budget.take(now):
-            completion.attempt_ended(task, reason)
-            return call.out_of_budget(budget.why_spent(), resources.engine.retry_after(call, now))
-        return _Again(reason, True, resource_id)
+        pause = 0.0
+        if isinstance(signal, RetryOperation):  # it says nothing against the resource: the service may be down
+            if task.terms.backoff is not None:
+                pause = task.terms.backoff.seconds(call.errors, clock.uniform(0.0, 1.0), asked_pause(error))
+            if task.terms.deadline is not None and task.terms.deadline <= now + pause:
+                completion.attempt_ended(task, reason)
+                return call.out_of_time(None)
+            if budget is not None and not budget.take(now):
+                completion.attempt_ended(task, reason)
+                return call.out_of_budget(budget.why_spent(), resources.engine.retry_after(call, now))
+        return _Again(reason, True, resource_id, pause)
 
 
 def _text(signal: Signal) -> str:

@@ -458,13 +458,15 @@ class Executor:
             self.unseen.pop(task.number, None)
         return not isinstance(error, (KeyboardInterrupt, SystemExit))
 
-    def requeue(self, task: TaskRecord, reason: str, *, spent: bool, resource_id: str | None) -> bool:
+    def requeue(
+        self, task: TaskRecord, reason: str, *, spent: bool, resource_id: str | None, pause: float = 0.0
+    ) -> bool:
         """Queue a task again whose attempt was no failure of its own (see `Completion.requeue`)."""
         asked = self._stopped(task)
         if self._outlived(task):
             return False
         if asked is None or asked == "timeout":
-            self._requeue(task, reason, spent=spent, resource_id=resource_id)
+            self._requeue(task, reason, spent=spent, resource_id=resource_id, pause=pause)
         else:
             self.end(task, "cancelled", task.outcome)
         return True

@@ -54,10 +54,13 @@ class Completion(Protocol):
         """
         ...
 
-    def requeue(self, task: TaskRecord, reason: str, *, spent: bool, resource_id: str | None) -> bool:
+    def requeue(
+        self, task: TaskRecord, reason: str, *, spent: bool, resource_id: str | None, pause: float = 0.0
+    ) -> bool:
         """Queue the task again: the attempt is over, and it was no failure of the task. Returns as `failed` does.
 
-        `spent` says whether it counts as one of the task's attempts.
+        `spent` says whether it counts as one of the task's attempts. It begins again after `pause` seconds at the
+        earliest.
         """
         ...
 
