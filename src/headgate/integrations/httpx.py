@@ -99,7 +99,8 @@ class _Rotating:
         header that the client has already filled (`x-api-key` and the like), or else `Authorization: Bearer`. `hosts`
         names where keys may go; by default where the first request goes. Requests to other places are sent without a
         key. `insecure=True` lets keys go over plain HTTP. With `proxies=True` the values of the resources are URLs of
-        proxies, and no header is written. `transport` is what sends; by default the usual transport of the library.
+        proxies, and no header is written. `transport` is what sends; by default the usual transport of the library,
+        and with a single key the connections that all such transports of an event loop share.
         `cost` is how many tokens a request takes of the quota of its key: a number, a `Cost`, or a function of the
         request. By default it is estimated from the body if keys have a quota. When the answer reports its usage, that
         counts. `affinity` may be a function of the request too, such as one that returns its host. A request names its
@@ -141,13 +142,18 @@ class _Rotating:
         self._cost: AnyCost | Callable[[Any], AnyCost] = _estimated_cost if cost is None else cost
         self._has_costs = has_quotas or cost is not None
         self._proxies = proxies
-        self._given = transport
+        self._given = self._shared() if self._held is not None and transport is None and not proxies else transport
         self._made: dict[Any, Any] = {}
         self._tls: Any = None
         self._strangers: set[str] = set()
         self._most_errors: int | None = None
         self._verdict: Verdict = proxy_errors if proxies else http_errors
         self._most_disabled: int | None = None
+
+    @staticmethod
+    def _shared() -> Any:
+        """Connections that all transports of single keys use: one is made for each task."""
+        raise NotImplementedError
 
     def keep_to(self, url: Any) -> None:
         """Let keys go only to the scheme, host and port of this URL, unless `hosts` was given."""
@@ -244,6 +250,12 @@ class _Rotating:
 class RotatingTransport(_Rotating, _Async, _Async2):
     """A transport for `AsyncClient` of httpx and httpx2 that gives each request a key of a ResourcePool."""
 
+    @staticmethod
+    def _shared() -> Any:
+        from headgate.integrations.shared_connections import SharedConnections  # which imports this module
+
+        return SharedConnections()
+
     async def handle_async_request(self, request: Any) -> Any:
         """Send a request with a key, again with another one if it is refused, and return the answer."""
         library = library_of(request.__class__)
@@ -298,6 +310,12 @@ class RotatingTransport(_Rotating, _Async, _Async2):
 
 class RotatingSyncTransport(_Rotating, _Sync, _Sync2):
     """A transport for `Client` of httpx and httpx2 that gives each request a key of a ResourcePool."""
+
+    @staticmethod
+    def _shared() -> Any:
+        from headgate.integrations.shared_connections import SharedSyncConnections  # which imports this module
+
+        return SharedSyncConnections()
 
     def handle_request(self, request: Any) -> Any:
         """Send a request with a key, again with another one if it is refused, and return the answer."""

@@ -9,7 +9,6 @@ from typing import Any, Generic, TypeVar, cast
 
 from headgate.errors import InvalidType
 from headgate.integrations.httpx import CALL_OPTIONS, RotatingSyncTransport, RotatingTransport
-from headgate.integrations.shared_connections import SharedConnections, SharedSyncConnections
 from headgate.resources.model import Resource
 from headgate.resources.pool import ResourcePool
 
@@ -119,8 +118,7 @@ def _transport_of(pool: Any, kind: type[Any], header: str, for_calls: dict[str, 
                 "the task or call that was given the key has it",
                 remedy="Leave it out, or pass the ResourcePool.",
             )
-        shared = SharedConnections() if kind is RotatingTransport else SharedSyncConnections()
-        return kind(pool, header=header, transport=shared)
+        return kind(pool, header=header)
     if not isinstance(pool, kind):
         raise InvalidType(
             f"client() takes a ResourcePool, the Resource that a task was given, or a {kind.__name__}, "

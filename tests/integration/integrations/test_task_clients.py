@@ -433,6 +433,27 @@ def test_c25_clients_of_all_keys_share_their_connections_which_end_with_the_loop
     assert not server.forgotten
 
 
+@pytest.mark.parametrize("library", [httpx, httpx2], ids=["httpx", "httpx2"])
+def test_c25_transports_of_single_keys_share_their_connections_too(library: Any) -> None:
+    """One is made for each task, and must cost neither a connection nor a TLS context."""
+    keys = pool_of("a", "b", "c")
+    with kept_alive() as (base_url, server):
+
+        async def ask(key: Resource[str], number: int) -> int:
+            async with library.AsyncClient(transport=RotatingTransport(key)) as client:
+                response = await client.post(f"{base_url}/chat/completions", json={"number": number})
+                return int(response.status_code)
+
+        async def main() -> list[int]:
+            async with TaskPool(max_concurrent=1, resources=keys) as pool:
+                return [one async for one in pool.map(ask, range(9))]
+
+        assert asyncio.run(main()) == [200] * 9
+        assert set(server.asked) == {"a", "b", "c"}
+        assert len(server.opened) == 1
+    assert not server.forgotten
+
+
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 
