@@ -277,7 +277,8 @@ class Queue:
 
     def first(self) -> Any:
         """The task that is next; None if no task can be served."""
-        lane = self._found = self._first_lane()
+        ring = self._ring
+        lane = self._found = self._first_lane() if ring is None or self.unserved else ring.turn
         return None if lane is None else lane.head
 
     def _first_lane(self) -> Any:
@@ -325,7 +326,10 @@ class Queue:
 
     def start(self, task: Queued) -> None:
         """Take out a task whose turn has come, though others may stand before it by now."""
-        lane = self._found  # almost always that of `first` a moment ago (benchmarks/combined.py)
+        lane, ring = self._found, self._ring  # almost always that of `first` a moment ago (benchmarks/combined.py)
+        if ring is not None and lane is ring.turn and lane is not None and lane.head is task and not self.unserved:
+            self.pop()
+            return
         if lane is None or lane.head is not task:
             lane = self._lane(task)
         if self._fair:
