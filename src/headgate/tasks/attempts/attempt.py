@@ -122,7 +122,8 @@ class Attempt:
 
     def remains(self) -> RanWith:
         """What is kept of the attempt when its task has ended."""
-        return ran_with(self.resource_id, self.worker)
+        resource = self.resource
+        return ran_with(None if resource is None else resource.resource_id, self.worker)
 
     # -- as the owner of a call that nobody awaits (see `headgate.workers.client.taskless.Owner`) ----------------------
 

@@ -168,20 +168,29 @@ class ResourceSupply:
             cost = terms.cost or 0.0
             if affinity is not None and affinity in self.engine.rotation.cooling_for:
                 requirement = self._set_apart(task, requirement, affinity)
-        use = self._take(requirement, self.calls.get(task) if self.calls else None, affinity, cost, wait=wait)
+        call, use, rotation = self.calls.get(task) if self.calls else None, None, self.engine.rotation
+        if call is None and affinity is None and not self._granted:  # most tasks: as short as in `ResourcePool.run`
+            try:  # (benchmarks/combined.py)
+                lock.acquire()
+                now = clock.now()
+                if not rotation.cooling or not rotation.due(now):
+                    use = rotation.acquire(now, requirement, (), None, cost)
+            finally:
+                lock.release()
+        if use is None:
+            use = self._take(requirement, call, affinity, cost, wait=wait)
         if use is None:
             return None
         attempt, fn = Attempt(task, use, use.member.resource), task.fn
-        if isinstance(fn, StreamBody):
-            fn.when_open = attempt.opened
-        if (self._placing is None and type(fn) is FunctionType and fn.__code__.co_flags & CO_COROUTINE) or (
-            self.can_stop(fn)
-        ):
-            if use.handle is CANCEL_REQUESTED:
-                attempt.interrupted = True
-            use.handle = attempt
-        else:
-            use.request_id = attempt.request_id  # a thread cannot be interrupted: it has no handle
+        if self._placing is not None or type(fn) is not FunctionType or not fn.__code__.co_flags & CO_COROUTINE:
+            if isinstance(fn, StreamBody):
+                fn.when_open = attempt.opened
+            if not self.can_stop(fn):  # a thread cannot be interrupted: it has no handle
+                use.request_id = attempt.request_id
+                return attempt
+        if use.handle is CANCEL_REQUESTED:
+            attempt.interrupted = True
+        use.handle = attempt
         return attempt
 
     def can_stop(self, fn: Callable[..., Any] | None) -> bool:
@@ -262,16 +271,6 @@ class ResourceSupply:
                 granted.affinity = affinity
                 return granted
         engine, rotation = self.engine, self.engine.rotation
-        if call is None and affinity is None:  # most tasks: as short as in `run` (benchmarks/combined.py)
-            try:
-                lock.acquire()
-                now = clock.now()
-                if not rotation.cooling or not rotation.due(now):
-                    use = rotation.acquire(now, requirement, (), None, cost)
-                    if use is not None:
-                        return use
-            finally:
-                lock.release()
         end_abandoned()
         effects = error = place = None
         loop = self.loop()
@@ -401,17 +400,22 @@ class ResourceSupply:
         """Report that a use has begun."""
         self.engine.reporter.acquired(use)
 
-    def succeeded(self, use: Use, attempts: int) -> None:
-        """End a use whose task succeeded after so many attempts."""
+    def succeeded(self, use: Use, task: TaskRecord, attempt: Attempt) -> None:
+        """End a use whose task succeeded with this attempt."""
         engine = self.engine
+        self.ending = True
         try:
-            lock.acquire()
-            effects = engine.rotation.ok(use, clock.now())
+            try:
+                lock.acquire()
+                effects = engine.rotation.ok(use, clock.now())
+            finally:
+                lock.release()
+            engine.reporter.runs_ok += 1
+            if effects is not None or events.USAGE.listeners or events.RUN.listeners:
+                use.request_id = attempt.request_id
+                engine.finish_plain(use, task.attempt, effects)
         finally:
-            lock.release()
-        engine.reporter.runs_ok += 1
-        if effects is not None or events.USAGE.listeners or events.RUN.listeners:
-            engine.finish_plain(use, attempts, effects)
+            self.ending = False
 
     def answered(self, use: Use, result: object) -> None:
         """Learn what the result of a task says about the limits of its resource."""

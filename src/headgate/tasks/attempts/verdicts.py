@@ -18,7 +18,6 @@ from headgate.errors import (
     RpcError,
     WorkerLost,
 )
-from headgate.resources import events
 from headgate.resources.http_errors import asked_pause
 from headgate.resources.members import Use
 from headgate.resources.signals import RetryOperation, Signal
@@ -132,13 +131,7 @@ class Verdicts:
                     attempt.use = None
                     return self._after(resources, task, use, signal, signal, completion)
             attempt.use = None
-            if events.USAGE.listeners or events.RUN.listeners:
-                use.request_id = attempt.request_id
-            resources.ending = True
-            try:
-                resources.succeeded(use, task.attempt)
-            finally:
-                resources.ending = False
+            resources.succeeded(use, task, attempt)
             if resources.calls:
                 resources.calls.pop(task, None)
         task.permit = attempt.remains()

@@ -369,8 +369,8 @@ class Executor:
         """Start a task that has a permit or time limits, or of whose start somebody hears."""
         if self.records is not None:
             self.records.started(task, moment.wall)
-        if self.on_start is not None:
-            self.on_start(task)
+        if self._on_start is not None:
+            self._on_start(task)
         for hook in START_HOOKS:
             hook(task)
         running = self.launcher.start(task, task.permit, self)
