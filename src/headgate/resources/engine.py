@@ -573,6 +573,15 @@ class Engine(Generic[T]):
         if use.level and (lesson.headers or lesson.status is not None):
             self.hear(use, Answer(lesson.status, dict(lesson.headers)))
 
+    def learned_about(self, resource: Resource[Any], lesson: Lesson) -> None:
+        """Learn what a call in another process has learned about a resource whose use here is not known."""
+        if lesson.rest is not None:
+            self.ask_rest(resource, lesson.rest, lesson.reason)
+        if lesson.spent is not None:
+            self.spent(resource, Spent(*lesson.spent))
+        if lesson.headers or lesson.status is not None:
+            self.heard(resource, Answer(lesson.status, dict(lesson.headers)))
+
     def spent(self, resource: Resource[Any], spent: Spent) -> None:
         """Count tokens that an operation has used."""
         account, use = resource.sharing.account, use_of(resource)
