@@ -38,15 +38,24 @@ class RetryBudget:
         self._slices: deque[_Slice] = deque()
         self._firsts = self._retries = 0
 
-    def began(self, now: float, count: int = 1) -> None:
-        """Count a first attempt; -1 takes one back."""
-        self._slice(now).firsts += count
-        self._firsts += count
+    def began(self, now: float) -> None:
+        """Count a first attempt."""
+        self._slice(now).firsts += 1
+        self._firsts += 1
+
+    def take_back(self, began: float, now: float) -> None:
+        """Count a first attempt no longer that began at this time: it is still to come."""
+        self._slice(now)
+        for part in reversed(self._slices):
+            if part.at <= began:  # else it is of a time that no longer counts
+                part.firsts -= 1
+                self._firsts -= 1
+                return
 
     def take(self, now: float) -> bool:
         """Count a retry, if it is allowed. Returns whether it is."""
         part = self._slice(now)
-        if self._retries >= self.allowed:
+        if self._retries + 1 > self.allowed:
             return False
         part.retries += 1
         self._retries += 1

@@ -7,6 +7,7 @@ separately.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, TypeAlias, cast
 
@@ -101,5 +102,15 @@ def is_retried(retry_on: RetryOn, error: BaseException) -> bool:
     try:
         return bool(retry_on(error))
     except Exception as broken:
-        error.add_note(f"It was not tried again: retry_on raised {type(broken).__name__}: {broken}")
+        try:
+            text = str(broken)
+        except Exception:  # it runs code of users
+            text = "(it cannot be shown)"
+        add_note(error, f"It was not tried again: retry_on raised {type(broken).__name__}: {text}")
         return False
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Add a note to an error that a user's code raised, unless its class does not let us: the error is what matters."""
+    with suppress(Exception):
+        error.add_note(note)

@@ -59,7 +59,7 @@ def _sum(first: float | None, second: float | None) -> float | None:
 
 def rest_elsewhere(resource_id: str, seconds: float, reason: str | None) -> None:
     """Let a resource rest whose pool is in another process, if the code runs for a call of that."""
-    _note(Lesson(resource_id, rest=seconds, reason=reason))
+    _note(Lesson(resource_id, rest=seconds, reason=None if reason is None else _text(reason)))
 
 
 def spent_elsewhere(resource_id: str, total: float, input: float | None, output: float | None) -> None:
@@ -69,10 +69,28 @@ def spent_elsewhere(resource_id: str, total: float, input: float | None, output:
 
 def learned_elsewhere(resource_id: str, status: int | None, headers: Mapping[str, str]) -> None:
     """Report what an answer said about the limits of a resource whose pool is in another process."""
-    _note(Lesson(resource_id, status=status, headers=tuple(headers.items())))
+    told, left = [], _MOST_TEXT
+    for name, value in headers.items():
+        left -= len(name) + len(value)
+        if left < 0:
+            break
+        told.append((_text(name), _text(value)))
+    _note(Lesson(resource_id, status=status, headers=tuple(told)))
 
 
 def _note(lesson: Lesson) -> None:
     learner = LEARNER.get()
     if learner is not None:
-        learner.learned((lesson,))
+        learner.learned((lesson._replace(resource_id=_text(lesson.resource_id)),))
+
+
+_MOST_TEXT = 8192  # characters of the headers of one answer, of which providers send a tenth of that
+
+
+def _text(text: object) -> str:
+    """What a message can carry: a reason may be any object, and a text may have halves of characters."""
+    try:
+        text = str(text)[:_MOST_TEXT]
+    except Exception:  # it runs code of users
+        return "it cannot be shown"
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()

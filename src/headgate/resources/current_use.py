@@ -5,7 +5,7 @@ Only uses that take something of a quota are noted, and all others pay nothing f
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextvars import ContextVar, Token
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,6 +14,7 @@ from headgate.core.current_task import CURRENT
 from headgate.core.lessons import Lesson
 
 if TYPE_CHECKING:
+    from headgate.resources.engine import Engine
     from headgate.resources.members import Use
     from headgate.resources.model import Resource
 
@@ -48,20 +49,41 @@ def current_uses() -> tuple[Use, ...]:
     return _USES.get()
 
 
-def learn_in_use(lessons: Iterable[Lesson]) -> None:
-    """Tell resources what a call in another process has learned, made in a use of them here, or in a task with one."""
+def learn_in_use(lessons: Iterable[Lesson], given: Collection[Resource[Any]] = ()) -> list[Lesson]:
+    """Tell resources what a call in another process has learned. Returns the lessons about none of this process.
+
+    `given` are the resources that the call was made with: two pools may have resources of the same id. One that is not
+    among them is looked for by its id, in the uses here and in the task in which the call was made.
+    """
+    left: list[Lesson] = []
     for lesson in lessons:
-        for use in reversed(_USES.get()):
-            if use.member.resource.resource_id == lesson.resource_id and use.is_running:
-                engine = use.member.rotation.owner
-                if engine is not None:
-                    engine.learned(use, lesson, CURRENT.get())
-                break
+        resource = next((one for one in given if one.resource_id == lesson.resource_id), None)
+        use = next((use for use in reversed(_USES.get()) if use.is_running and _is_about(use, resource, lesson)), None)
+        task = CURRENT.get()
+        permit = None if task is None else task.permit
+        learned = getattr(permit, "learned", None)
+        engine = None if use is None else use.member.rotation.owner
+        if use is not None and engine is not None:
+            engine.learned(use, lesson, task)
+        elif permit is not None and learned is not None and (resource is None or permit.resource is resource):
+            learned((lesson,))
+        elif learned is None and getattr(permit, "resource_id", None) == lesson.resource_id:
+            pass  # the task has ended
+        elif resource is not None and (owner := _engine_with(resource)) is not None:
+            owner.learned_about(resource, lesson)
         else:
-            task = CURRENT.get()
-            learned = None if task is None else getattr(task.permit, "learned", None)
-            if learned is not None:
-                learned((lesson,))
+            left.append(lesson)
+    return left
+
+
+def _is_about(use: Use, resource: Resource[Any] | None, lesson: Lesson) -> bool:
+    used = use.member.resource
+    return used.resource_id == lesson.resource_id if resource is None else used is resource
+
+
+def _engine_with(resource: Resource[Any]) -> Engine[Any] | None:
+    """The engine of a pool of this process that has a resource; None for a copy."""
+    return next((one.rotation.owner for one in resource.sharing.members if one.rotation.owner is not None), None)
 
 
 async def attributed(

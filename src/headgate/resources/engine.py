@@ -27,7 +27,7 @@ from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from headgate.calls.retry_budget import RetryBudget
-from headgate.calls.retrying import is_retried
+from headgate.calls.retrying import add_note, is_retried
 from headgate.core.cancellation import Steered
 from headgate.core.checks import is_finite
 from headgate.core.clock import clock
@@ -219,8 +219,6 @@ class Engine(Generic[T]):
     def enter(self, plan: Plan) -> Call:
         """Begin a call that keeps count of its attempts."""
         now = clock.now()
-        if self.retry_budget is not None:
-            self.retry_budget.began(now)
         with lock:
             return Call(plan, self.rotation.matching(plan.requirement), now)
 
@@ -254,9 +252,9 @@ class Engine(Generic[T]):
         now = clock.now()
         if call.failed(use, signal, now):
             raise call.out_of_attempts(self.retry_after(call, now))
-        budget = current_retry_budget() or self.retry_budget
-        if budget is not None and isinstance(signal, RetryOperation) and not budget.take(now):
-            raise call.out_of_budget(budget.why_spent(), self.retry_after(call, now))
+        why = self._why_spent(now) if isinstance(signal, RetryOperation) else None
+        if why is not None:
+            raise call.out_of_budget(why, self.retry_after(call, now))
         return call.pause(clock.uniform(0.5, 1.5), now) if call.plan.retry_delay else 0.0
 
     def _pause_after(self, call: Call, error: BaseException) -> float | None:
@@ -271,12 +269,20 @@ class Engine(Generic[T]):
             pause = plan.backoff.seconds(call.own_failures + 1, clock.uniform(0.0, 1.0), asked_pause(error))
         if call.deadline is not None and now + pause >= call.deadline:
             return None
-        budget = current_retry_budget() or self.retry_budget
-        if budget is not None and not budget.take(now):
-            error.add_note(budget.why_spent())
+        why = self._why_spent(now)
+        if why is not None:
+            add_note(error, why)
             return None
         call.own_failures += 1
         return pause
+
+    def _why_spent(self, now: float) -> str | None:
+        """Count a retry, or say why none is allowed now."""
+        budget = current_retry_budget() or self.retry_budget
+        if budget is None:
+            return None
+        with lock:
+            return None if budget.take(now) else budget.why_spent()
 
     # -- taking a resource --------------------------------------------------------------------------------------------
 
@@ -401,6 +407,9 @@ class Engine(Generic[T]):
 
     def _started(self, call: Call, use: Use) -> Use:
         call.started += 1
+        if call.started == 1 and self.retry_budget is not None:
+            with lock:  # calls of `run_sync` are made in many threads
+                self.retry_budget.began(clock.now())
         use.request_id = call.request_id
         if events.USAGE.listeners:
             try:
@@ -578,6 +587,15 @@ class Engine(Generic[T]):
             self.reporter.spent(use.member.resource.resource_id, spent, task)
         if use.level and (lesson.headers or lesson.status is not None):
             self.hear(use, Answer(lesson.status, dict(lesson.headers)))
+
+    def learned_about(self, resource: Resource[Any], lesson: Lesson) -> None:
+        """Learn what a call in another process has learned about a resource whose use here is not known."""
+        if lesson.rest is not None:
+            self.ask_rest(resource, lesson.rest, lesson.reason)
+        if lesson.spent is not None:
+            self.spent(resource, Spent(*lesson.spent))
+        if lesson.headers or lesson.status is not None:
+            self.heard(resource, Answer(lesson.status, dict(lesson.headers)))
 
     def spent(self, resource: Resource[Any], spent: Spent) -> None:
         """Count tokens that an operation has used."""

@@ -24,7 +24,7 @@ from headgate.core.checks import is_finite
 from headgate.core.clock import clock
 from headgate.errors import HeadgateError
 from headgate.resources.http_status import headers_of, response_of, status_of
-from headgate.resources.http_times import duration_of
+from headgate.resources.http_times import YEAR, duration_of
 from headgate.resources.rate_limits import read_rate_limits
 from headgate.resources.signals import CooldownResource, DisableResource, RetryOperation, Signal
 
@@ -118,9 +118,15 @@ _CONNECTION_ERRORS = frozenset(
 
 
 def asked_pause(error: BaseException) -> float:
-    """The seconds for which an error asks its caller to wait: its `retry_after`, or what an upstream's answer says."""
-    own, told = getattr(error, "retry_after", None), _seconds(error)
-    return max(0.0, own if is_finite(own) else 0.0, 0.0 if told is None else told)
+    """The seconds for which an error asks its caller to wait: its `retry_after`, or what an upstream's answer says.
+
+    0 if it does not say so, or asks for what cannot be meant: more than a year.
+    """
+    try:
+        own, told = _attribute(error, "retry_after"), _seconds(error)
+    except Exception:  # its body may be of any class
+        return 0.0
+    return max(own if is_finite(own) and 0 <= own <= YEAR else 0.0, told or 0.0)
 
 
 def _seconds(outcome: object) -> float | None:

@@ -88,6 +88,8 @@ class Mark(NamedTuple):
     """The number of the attempt."""
     again: bool = False
     """Was the task queued again after it?"""
+    pause: float = 0.0
+    """For how many seconds it was set aside before that."""
 
 
 class Cancellable(Protocol):

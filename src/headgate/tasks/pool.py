@@ -172,6 +172,10 @@ class TaskPool:
                 f"key cannot be {strategy.key!r}: with resources= that is an option of submit() of another meaning",
                 remedy='Use "key", or a name of yours such as "tenant_id".',
             )
+        if budget is None and resources is not None:
+            from headgate.resources.engine import engine_of  # not above: most pools have no resources
+
+            budget = engine_of(resources).retry_budget
         self.id: str
         self.id = identity(self.scope, found_id, self.name)
         self._config: dict[str, Any] = {

@@ -488,6 +488,21 @@ async def rests(resource: Resource[str], seconds: float) -> str:
     return resource.resource_id
 
 
+@routine
+async def rests_for_a_reason(resource: Resource[str], reason: Any) -> str:
+    resource.rest(300.0, reason)
+    return resource.resource_id
+
+
+@routine
+async def learns_a_lot(resource: Resource[str]) -> str:
+    """Tell of headers that no provider sends: an id, names and values that are no text, and megabytes of them."""
+    resource.learn({f"x-ratelimit-\udc80-{number}": "9" * 4096 for number in range(2000)})
+    object.__setattr__(resource, "resource_id", "half of a character: \udc80")
+    resource.rest(1.0)
+    return "learned"
+
+
 def rests_in_a_thread(resource: Resource[str], seconds: float) -> str:
     resource.rest(seconds)
     return resource.resource_id

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headgate import ResourcePool
+from headgate import Quota, ResourcePool
 from tests.integration.combined import combined_jobs
 from tests.support.combined.combined_support import Line
 from tests.support.resources.support import keys
@@ -75,5 +75,38 @@ def test_r81_an_old_rest_is_not_repeated_by_later_tasks(line: Line) -> None:
             await pool.enable("a")
             await (await tasks.submit(combined_jobs.rests, 0.0))
             assert left(pool) == {}
+
+    line(main)
+
+
+@pytest.mark.parametrize("line", ["both"], indirect=True)
+def test_r81_a_routine_that_is_called_by_hand_rests_the_resource_it_was_given(line: Line) -> None:
+    """It has no quota, and inside the call of another pool it is found although that has one of the same name."""
+
+    async def main() -> None:
+        one, other = ResourcePool({"a": "1"}), ResourcePool({"a": "2"}, quota=Quota(tokens=1000))
+
+        async def by_hand(key: Any) -> str:
+            return await other.run(lambda _: combined_jobs.rests_for_a_reason(key, "the quota is used up"))
+
+        assert await one.run(by_hand) == "a"
+        assert one.snapshot()["a"]["status"] == "cooling_down"
+        assert other.snapshot()["a"]["status"] == "healthy"
+
+    line(main)
+
+
+@pytest.mark.parametrize("line", ["both"], indirect=True)
+def test_r81_a_reason_of_any_kind_holds_up_no_worker(line: Line) -> None:
+    """A reason may be an error, or text of an answer that was not UTF-8."""
+
+    async def main() -> None:
+        for reason in ("half of a character: \udc80", KeyError("quota"), 7, "x" * 1_000_000):
+            pool = ResourcePool({"a": "1"})
+            assert await pool.run(lambda key, why=reason: combined_jobs.rests_for_a_reason(key, why)) == "a"
+            assert pool.snapshot()["a"]["status"] == "cooling_down"
+        pool = ResourcePool({"a": "1"}, quota="learn")
+        assert await pool.run(combined_jobs.learns_a_lot) == "learned"
+        assert pool.snapshot()["a"]["status"] == "healthy"
 
     line(main)

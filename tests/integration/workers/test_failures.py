@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from headgate import HeadgateError, NoWorkersAvailable, WorkerLost, WorkerPool
+from headgate import HeadgateError, NoWorkersAvailable, TaskPool, WorkerLost, WorkerPool
 from headgate.testing import capture_events, no_leaks
 from tests.support.workers import jobs
 from tests.support.workers.support import (
@@ -224,6 +224,28 @@ def test_l10_a_routine_pauses_before_it_runs_elsewhere(shared: Shared, log: str)
         first, second, third = map(float, lines(log))
         assert second - first >= 0.1
         assert third - second >= 0.2
+        await all_ready(pool, 2)
+
+    shared(main)
+
+
+def test_l11_runs_after_a_loss_count_for_the_budget_of_the_task_that_calls(shared: Shared, log: str) -> None:
+    async def main() -> None:
+        pool = await rested(shared)
+        left = 10
+
+        async def fails_ten_times() -> None:
+            nonlocal left
+            left -= 1
+            if left >= 0:
+                raise LookupError
+
+        async with TaskPool(retry_budget=0) as tasks:
+            await tasks.run(fails_ten_times, retries=10)
+            with pytest.raises(WorkerLost) as caught:
+                await tasks.run(lambda: jobs.dies_each_time(log))
+        assert lines(log) == ["ran"]
+        assert any("the retry budget is spent" in note for note in caught.value.__notes__)
         await all_ready(pool, 2)
 
     shared(main)

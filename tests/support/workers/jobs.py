@@ -795,6 +795,12 @@ async def dies_with_pauses(path: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@routine(retries=2)
+async def dies_each_time(path: str) -> None:
+    note(path, "ran")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 @routine(retries=5)
 async def dies_twice(path: str) -> str:
     note(path, "ran")

@@ -74,6 +74,26 @@ def test_l10_a_function_decides_and_one_that_raises_says_no() -> None:
     assert "retry_on raised AttributeError" in error.__notes__[0]
 
 
+class Unshown(Exception):
+    """Its text cannot be had, and no note can be added."""
+
+    def __str__(self) -> str:
+        raise RuntimeError
+
+    def add_note(self, note: str) -> None:
+        raise RuntimeError
+
+
+def test_l10_errors_of_any_class_are_judged() -> None:
+    def breaks(error: BaseException) -> bool:
+        raise Unshown
+
+    error = ValueError()
+    assert not is_retried(breaks, error)
+    assert "retry_on raised Unshown: (it cannot be shown)" in error.__notes__[0]
+    assert not is_retried(breaks, Unshown())
+
+
 # -- the budget --------------------------------------------------------------------------------------------------------
 
 EVENTS = st.lists(st.tuples(st.sampled_from(["first", "first", "retry"]), st.floats(0, 20)), max_size=120)
@@ -87,7 +107,7 @@ class Log:
 
     def take(self, now: float) -> bool:
         firsts, retries = (sum(now - at < SECONDS for at in times) for times in (self.firsts, self.retries))
-        if retries >= max(LEAST, self.share * firsts):
+        if retries + 1 > max(LEAST, self.share * firsts):
             return False
         self.retries.append(now)
         return True
@@ -104,6 +124,27 @@ def test_l11_retries_are_a_share_of_first_attempts(events: list[tuple[str, float
             log.firsts.append(now)
         else:
             assert budget.take(now) is log.take(now)
+
+
+def test_l11_a_share_is_never_exceeded_not_even_by_a_part_of_a_retry() -> None:
+    budget = RetryBudget(0.25)
+    for _ in range(47):
+        budget.began(0.0)
+    assert sum(budget.take(0.0) for _ in range(20)) == 11
+
+
+def test_l11_a_first_attempt_that_is_taken_back_counts_no_longer() -> None:
+    budget = RetryBudget(1.0)
+    for second in range(40):
+        budget.began(second)
+    for second in range(20):
+        budget.take_back(second, 40.0)
+    assert budget.allowed == 20
+    budget.began(59.5)
+    assert budget.allowed == 21
+    budget.take_back(1.0, 90.0)
+    assert budget.allowed == 10, "its time was over: nothing is taken back twice"
+    assert sum(budget.take(90.0) for _ in range(99)) == 10
 
 
 def test_l11_a_budget_stays_small() -> None:

@@ -156,6 +156,40 @@ async def test_l11_a_spent_budget_ends_calls_with_verdicts() -> None:
 
 
 @virtual
+async def test_l11_calls_that_get_no_resource_are_no_first_attempts() -> None:
+    """Else those that are refused while all resources cool down would pay for a storm afterwards."""
+    keys = ResourcePool({"k1": 1, "k2": 2}, retry_budget=0.1)
+    for key in ("k1", "k2"):
+        await keys.cool(key, 10)
+    for _ in range(1000):
+        with pytest.raises(PoolExhausted):
+            await keys.run(Fails())
+    await asyncio.sleep(10)
+    works = [Fails(*[RetryOperation("down") for _ in range(3)]) for _ in range(40)]
+    for work in works:
+        with pytest.raises(PoolExhausted):
+            await keys.run(work, retry_delay=0)
+    assert sum(len(work.at) for work in works) == 40 + 10
+
+
+@virtual
+async def test_l10_an_error_of_any_class_ends_or_repeats_its_call() -> None:
+    class Hostile(Exception):
+        @property
+        def retry_after(self) -> float:
+            raise RuntimeError
+
+        def add_note(self, note: str) -> None:
+            raise RuntimeError
+
+    keys = ResourcePool({"k1": 1}, retry_budget=0)
+    assert await keys.run(Fails(Hostile()), retries=1, retry_on=Hostile, backoff=PAUSES) == "done"
+    for _ in range(20):
+        await asyncio.gather(keys.run(Fails(Hostile()), retries=1, retry_on=Hostile), return_exceptions=True)
+    assert keys.snapshot()["k1"]["in_flight"] == 0
+
+
+@virtual
 async def test_l11_siblings_and_waits_for_cooldowns_are_no_retries() -> None:
     keys = ResourcePool({"k1": 1}, retry_budget=0)
     first = True

@@ -311,6 +311,95 @@ async def test_l11_rate_limits_are_no_retries() -> None:
         assert [await handle for handle in handles] == ["done"] * 40
 
 
+class Hostile(Exception):
+    """An error of which nothing can be learned."""
+
+    @property
+    def retry_after(self) -> float:
+        raise RuntimeError
+
+    @property
+    def response(self) -> Any:
+        raise RuntimeError
+
+    def add_note(self, note: str) -> None:
+        raise RuntimeError
+
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+def raises_that(error: BaseException) -> bool:
+    raise Hostile
+
+
+@pytest.mark.parametrize("error", [Hostile(), OSError()], ids=["hostile", "plain"])
+@pytest.mark.parametrize("retry_on", [raises_that, None], ids=["raises", "all"])
+@virtual
+async def test_l10_an_error_of_any_class_ends_or_repeats_its_task(retry_on: Any, error: Exception) -> None:
+    """Whatever its attributes do, the slot comes free and the task ends."""
+    async with TaskPool(max_concurrent=1, retry_budget=0) as pool:
+        handle = await pool.submit(Fails(error), retries=1, retry_on=retry_on, backoff=PAUSES)
+        await asyncio.gather(handle, return_exceptions=True)
+        assert handle.status == ("completed" if retry_on is None else "failed")
+        assert pool.snapshot().active == 0
+
+
+class Asks(Exception):
+    def __init__(self, retry_after: Any) -> None:
+        super().__init__()
+        self.retry_after = retry_after
+
+
+@pytest.mark.parametrize("asked", [-1, 1e300, 10**400, float("nan"), float("inf"), "9", True, None], ids=repr)
+@virtual
+async def test_l10_a_pause_that_cannot_be_meant_is_not_kept(asked: Any) -> None:
+    work = Fails(Asks(asked))
+    async with TaskPool() as pool:
+        assert await pool.run(work, retries=1, backoff=PAUSES) == "done"
+    assert work.gaps == [0.5]
+
+
+@virtual
+async def test_l10_a_retry_on_that_cancels_its_task_is_obeyed() -> None:
+    handles: list[Any] = []
+    work = Fails(OSError("once"), OSError("twice"))
+    async with TaskPool(max_concurrent=1) as pool:
+        handles.append(await pool.submit(work, retries=5, retry_on=lambda _: handles[0].cancel(), backoff=PAUSES))
+        with pytest.raises(OSError, match="once"):
+            await handles[0]
+        assert len(work.at) == 1
+        assert await pool.run(Fails()) == "done"
+
+
+def test_l10_a_retry_on_that_is_interrupted_leaves_no_task_behind() -> None:
+    handles: list[Any] = []
+
+    def interrupted(error: BaseException) -> bool:
+        raise KeyboardInterrupt
+
+    async def main() -> None:
+        async with TaskPool(max_concurrent=1) as pool:
+            handles.append(await pool.submit(Fails(OSError()), retries=5, retry_on=interrupted))
+            await asyncio.sleep(60)
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(main())
+    assert handles[0].status == "failed"
+
+
+@virtual
+async def test_l10_a_story_does_not_take_a_pause_for_a_wait_behind_others() -> None:
+    async with TaskPool(max_concurrent=1) as pool:
+        handle = await pool.submit(Fails(OSError("boom")), retries=1, backoff=Backoff(9, jitter=False))
+        await asyncio.sleep(2)
+        assert "waits" not in handle.story()
+        await pool.submit(asyncio.sleep, 10)
+        await handle
+    assert "attempt 1 ends: OSError: boom; again in 9 s\n" in handle.story()
+    assert "waits 3.000 s for its turn behind other tasks" in handle.story()
+
+
 @pytest.mark.parametrize("options", [{"backoff": 1}, {"retry_on": OSError}, {"retries": 0, "backoff": PAUSES}], ids=str)
 @virtual
 async def test_l10_a_backoff_without_retries_is_refused(options: Any) -> None:
@@ -362,6 +451,18 @@ async def test_l11_verdicts_count_and_the_error_says_why() -> None:
     assert sum(len(one.at) for one in work) == 60 + 10
     with pytest.raises(PoolExhausted, match="the retry budget is spent"):
         await handles[-1]
+
+
+@virtual
+async def test_l11_the_budget_of_a_resource_pool_counts_the_tasks_that_use_it() -> None:
+    """A TaskPool without a budget has that of its resources: first attempts, verdicts and errors of tasks count."""
+    for error in (RetryOperation("down"), OSError("down")):
+        works = [Fails(error) for _ in range(50)]
+        async with TaskPool(max_concurrent=5, resources=ResourcePool(["k1", "k2"], retry_budget=0.6)) as pool:
+            handles = [await pool.submit(work, retries=1) for work in works]
+            outcomes = await asyncio.gather(*handles, return_exceptions=True)
+        assert sum(len(work.at) for work in works) == 50 + 30
+        assert outcomes.count("done") == 30
 
 
 @virtual

@@ -211,7 +211,7 @@ class Verdicts:
             call = resources.calls[task] = resources.call(requirement_of(task), most, retries)
         resource_id = use.member.resource.resource_id
         reason = f"{resource_id}: {redact(_text(signal))} ({type(signal).__name__})"
-        now, budget = clock.now(), task.owner.retry_budget or resources.engine.retry_budget
+        now, budget = clock.now(), task.owner.retry_budget
         if call.failed(use, signal, now, resources.successes):
             completion.attempt_ended(task, reason)
             return resources.exhausted(call)

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, Final, Literal
 
 from headgate.calls.retry_budget import RetryBudget
-from headgate.calls.retrying import is_retried
+from headgate.calls.retrying import add_note, is_retried
 from headgate.core.clock import clock
 from headgate.errors import StoreWriteFailed
 from headgate.gate.tenants import Window
@@ -450,8 +450,13 @@ class Executor:
                 return False
             error = overdue_error(task, error)
         own = task.attempt if failures is None else failures
-        if isinstance(error, Exception) and asked != "cancel" and self._retry(task, error, own):
-            return True
+        if isinstance(error, Exception) and asked != "cancel":
+            try:
+                if self._retry(task, error, own):
+                    return True
+            except BaseException:  # Ctrl-C in a `retry_on`, or the like: nothing else would end the task
+                self.end(task, "failed", failure(error))
+                raise
         known = asked == "timeout" and stopped_with_parent(task)
         self.end(task, "failed", failure(error))
         if known:
@@ -510,10 +515,12 @@ class Executor:
             pause = terms.backoff.seconds(failures, clock.uniform(0.0, 1.0), asked_pause(error))
         if terms.deadline is not None and terms.deadline <= now + pause:
             return False
-        if self.retry_budget is not None and not self.retry_budget.take(now):
-            error.add_note(self.retry_budget.why_spent())
-            return False
         reason = told_of(error, None, 0).line
+        if task in self._asked:  # one of these, which are code of users, has cancelled it
+            return False
+        if self.retry_budget is not None and not self.retry_budget.take(now):
+            add_note(error, self.retry_budget.why_spent())
+            return False
         self._requeue(task, reason, spent=True, resource_id=getattr(task.permit, "resource_id", None), pause=pause)
         return True
 
@@ -526,7 +533,7 @@ class Executor:
         """
         moment, terms = self.moment(), task.terms
         ending = cancel_children(task, "queued") if task.dependents else []
-        mark_attempt(task, f"{reason}; again in {pause:.3g} s" if pause else reason, moment.wall, again=True)
+        mark_attempt(task, reason, moment.wall, again=True, pause=pause)
         task.permit, task.since = None, moment
         if (timer := self._overdue.pop(task, None)) is not None:
             timer.cancel()
@@ -550,8 +557,8 @@ class Executor:
         attempt = task.attempt
         if not spent:
             task.attempt -= 1
-            if self.retry_budget is not None and not task.attempt:
-                self.retry_budget.began(moment.now, -1)  # its first attempt is still to come
+            if self.retry_budget is not None and task.started is not None and not task.attempt:
+                self.retry_budget.take_back(task.started.now, moment.now)
         if AUDIT.listeners or self.reporter.audit:
             self.reporter.requeued(task, reason, attempt, spent, resource_id, pause)
         if task.status != "queued" or task.slot is not None:
@@ -749,8 +756,8 @@ class Executor:
         self.on_start = hook if first is None else both
 
     def _count_first(self, task: TaskRecord) -> None:
-        if task.attempt == 1 and self.retry_budget is not None:
-            self.retry_budget.began(clock.now())
+        if task.attempt == 1 and task.started is not None and self.retry_budget is not None:
+            self.retry_budget.began(task.started.now)
 
     def plan(self, at: float, errand: Errand, task: TaskRecord) -> None:
         self.timers.add(at, errand, task)

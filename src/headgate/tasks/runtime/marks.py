@@ -8,13 +8,13 @@ _LONG = 400  # characters that are told of one thing
 _MARKS = 200  # things that are remembered of one task
 
 
-def mark_attempt(task: TaskRecord, reason: str, wall: float, *, again: bool) -> None:
-    """Note that the last attempt has ended for this reason; `again` if the task is queued again."""
+def mark_attempt(task: TaskRecord, reason: str, wall: float, *, again: bool, pause: float = 0.0) -> None:
+    """Note that the last attempt has ended for this reason; `again` if the task is queued again, after a `pause`."""
     explainer = task.owner.explainer
     where = "" if explainer is None or task.permit is None else explainer.describe(task.permit)
     started = task.started.wall if task.started is not None else wall
     _mark(task, Mark("began", started, where, task.attempt))
-    _mark(task, Mark("ended", wall, _short(reason), task.attempt, again))
+    _mark(task, Mark("ended", wall, _short(reason), task.attempt, again, pause))
 
 
 def mark_waiting(task: TaskRecord, wall: float) -> str:

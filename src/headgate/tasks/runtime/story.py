@@ -84,7 +84,7 @@ def _with_waits(task: TaskRecord | Remains, marks: list[Mark], now: float, owner
     attempt = 0  # that has ended
     for mark in marks:
         if mark.kind == "ended":
-            since, attempt = (mark.wall if mark.again else None), mark.attempt
+            since, attempt = (mark.wall + mark.pause if mark.again else None), mark.attempt
         elif since is not None:
             if mark.kind == "waits" or mark.attempt == attempt + 1:  # else marks between these were not kept
                 lines += _turn(since, mark.wall, task, owner)
@@ -114,7 +114,8 @@ def _told(mark: Mark) -> str:
         return f"waits: {mark.text}"
     if mark.kind == "began":
         return f"attempt {mark.attempt} begins{mark.text}"
-    return f"attempt {mark.attempt} ends: {mark.text}{'; queued again' if mark.again else ''}"
+    then = f"again in {mark.pause:.3g} s" if mark.pause else "queued again"
+    return f"attempt {mark.attempt} ends: {mark.text}{f'; {then}' if mark.again else ''}"
 
 
 def _start_is_told(task: TaskRecord) -> bool:

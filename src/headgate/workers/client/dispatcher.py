@@ -16,13 +16,14 @@ from contextvars import Context
 from itertools import count
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from headgate.calls.retrying import is_retried
+from headgate.calls.retrying import add_note, is_retried
 from headgate.core.clock import clock
 from headgate.core.current_task import CURRENT, current_retry_budget, tenant_text
 from headgate.core.lessons import Lesson
 from headgate.core.redaction import log_exception
 from headgate.errors import DispatchTimeout, HeadgateError, NoWorkersAvailable, PoolClosed, RoutineTimeout, WorkerLost
 from headgate.resources.members import Use
+from headgate.resources.model import Resource
 from headgate.workers.client.availability import Openings
 from headgate.workers.client.balancing import Cycle, LoadBalancerLike, Roster, checked_order, strategy_of
 from headgate.workers.client.candidates import GRACE, Places
@@ -223,6 +224,7 @@ class Dispatcher:
         )
         call.routine, call.limit, call.exchange = routine, limit or 0.0, exchange
         call.seen = routine.portable.seen
+        call.given = () if request is not None else _resources_in(args, kwargs)
         for hook in CALLING:
             hook(call)
         if exchange is not None or not context_frames.nothing():  # after all else is pickled: see `sent`
@@ -310,24 +312,31 @@ class Dispatcher:
         return result
 
     def learned(self, call: RoutineCall, lessons: Sequence[Lesson], running: RunningCall | None) -> None:
-        """Pass on what a call has learned about resources: to its task, to the call that made it, or to the use of the
-        resource in which it was made."""
+        """Pass on what a call has learned about resources: to its task, to the resources of this process, or to the
+        call that made it."""
         if not lessons:
             return
         if call.request is not None:
             call.request.learned(lessons)
-        elif running is not None:
-            running.learned(lessons)
-        else:
-            from headgate.resources.current_use import learn_in_use  # not above: few calls learn something
+            return
+        from headgate.resources.current_use import learn_in_use  # not above: few calls learn something
 
-            learn_in_use(lessons)
+        left = learn_in_use(lessons, call.given)
+        if left and running is not None:
+            running.learned(left)
 
     def unanswered(self, call: RoutineCall, answer: Answer, attempts: Attempts) -> None:
         """Note that a call did not run, or that nobody knows whether it did. Raises if it cannot be placed again."""
         self._refused(call, answer, attempts)
         if self._closed or (answer.kind in GONE and attempts.left <= 0):
             raise_lost(call, answer, self._closed)
+        budget = current_retry_budget() if answer.kind in GONE else None
+        if budget is not None and not budget.take(clock.now()):
+            try:
+                raise_lost(call, answer, self._closed)
+            except WorkerLost as error:
+                add_note(error, budget.why_spent())
+                raise
 
     def waits_for(self, call: RoutineCall) -> None:
         """Count a step of a generator as a call while it is under way."""
@@ -635,6 +644,11 @@ class Dispatcher:
         self.openings.wake()
 
 
+def _resources_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Resource[Any], ...]:
+    """The resources among the arguments of a call."""
+    return tuple([one for one in (*args, *kwargs.values()) if issubclass(type(one), Resource)])
+
+
 def _pause_after(error: Exception, options: RoutineOptions, failures: int) -> float | None:
     """The seconds until a call is run again that has failed this many times; None if it is not."""
     if failures > options.retries or not is_retried(options.retry_on or WorkerLost, error):
@@ -645,6 +659,6 @@ def _pause_after(error: Exception, options: RoutineOptions, failures: int) -> fl
 
         pause = options.backoff.seconds(failures, clock.uniform(0.0, 1.0), asked_pause(error))
     if budget is not None and not budget.take(clock.now()):
-        error.add_note(budget.why_spent())
+        add_note(error, budget.why_spent())
         return None
     return pause

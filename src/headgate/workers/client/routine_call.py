@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headgate.core.clock import clock
 from headgate.workers.client.isolation import Isolation, after_loss, max_calls_of
@@ -12,6 +12,7 @@ from headgate.workers.protocol.messages import Answer, Outgoing
 
 if TYPE_CHECKING:
     from headgate.resources.members import Use
+    from headgate.resources.model import Resource
     from headgate.workers.client.connection import Connection
     from headgate.workers.model import FunctionForm
     from headgate.workers.routines import Routine
@@ -51,7 +52,7 @@ class ArgumentNames:
 class RoutineCall(Outgoing):
     """A call of a routine. `Dispatcher.prepare` makes it, and `Dispatcher.assign` gives it to a worker."""
 
-    __slots__ = ("connection", "routine", "seen", "use")
+    __slots__ = ("connection", "given", "routine", "seen", "use")
 
     routine: Routine
     seen: Surroundings | None
@@ -60,6 +61,8 @@ class RoutineCall(Outgoing):
     """The hold on its worker, by which the roster counts it."""
     connection: Connection
     """The connection to its worker."""
+    given: tuple[Resource[Any], ...]
+    """The resources among its arguments, if it belongs to no task."""
 
     @property
     def is_bulky(self) -> bool:
@@ -83,7 +86,7 @@ class RoutineCall(Outgoing):
             self.origin,
         )
         call.routine, call.limit, call.exchange, call.backlog = self.routine, self.limit, self.exchange, self.backlog
-        call.seen = self.seen
+        call.seen, call.given = self.seen, self.given
         return call
 
 

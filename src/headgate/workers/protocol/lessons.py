@@ -31,6 +31,11 @@ def write_lessons(frame: Result | Yield, lessons: Iterable[Lesson]) -> None:
             written.headers.add(name=name, value=value)
 
 
+def length_of_lessons(frame: Result | Yield) -> int:
+    """The bytes that the lessons of a frame take in its message."""
+    return sum(lesson.ByteSize() for lesson in frame.lessons)
+
+
 def lessons_of(written: Iterable[Wired]) -> Sequence[Lesson]:
     """Read the lessons of a frame. Numbers that no resource could have told are left out."""
     return [_read(lesson) for lesson in written]

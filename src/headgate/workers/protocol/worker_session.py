@@ -15,7 +15,7 @@ from headgate.workers.model import UNREPORTED, ReportedProcess
 from headgate.workers.protocol.bulk import BulkPayload, ProtocolViolation
 from headgate.workers.protocol.bulk_channel import BulkChannel, name_loan
 from headgate.workers.protocol.call_ends import REFUSAL_OF_KIND, RESULT_OF_KIND
-from headgate.workers.protocol.lessons import write_lessons
+from headgate.workers.protocol.lessons import length_of_lessons, write_lessons
 from headgate.workers.protocol.message_lengths import Lengths, lengths_of
 from headgate.workers.protocol.messages import (
     FRAME,
@@ -217,6 +217,8 @@ class WorkerSession:
             item.context = context
         if lessons:
             write_lessons(item, lessons)
+            if yields is not None:
+                self._size += length_of_lessons(item)
         return True
 
     def answer(
@@ -255,6 +257,8 @@ class WorkerSession:
                 result.context = context
             if lessons:
                 write_lessons(result, lessons)
+                if results is not None:
+                    self._size += length_of_lessons(result)
         return True
 
     def _goes_at_once(self, payload: bytes | BulkPayload, context: bytes) -> bool:
@@ -345,6 +349,8 @@ class WorkerSession:
                     message.refusals.append(frame)
                     continue
                 size += len(frame.payload) + len(frame.context) + FRAME
+                if frame.lessons:
+                    size += length_of_lessons(frame)
                 if isinstance(frame, Result):
                     message.results.append(frame)
                 else:
