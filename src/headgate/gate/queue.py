@@ -398,7 +398,6 @@ class Queue:
         others = self._others.get(account, ()) if self._others else ()
         if others and lane is not account:
             others.remove(lane)
-            lane.account = None
         if not others:
             self._others.pop(account, None)
             if account.head is None:

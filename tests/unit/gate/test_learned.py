@@ -108,6 +108,19 @@ class Exaggerating:
         return self.real.allowed(seconds)
 
 
+class Curt:
+    """A provider whose refusals do not say when to call again."""
+
+    def __init__(self, provider: Provider) -> None:
+        self.provider = provider
+
+    def call(self, now: float, amount: float) -> Answer:
+        return self.provider.call(now, amount)._replace(retry_after=None)
+
+    def allowed(self, seconds: float) -> float:
+        return self.provider.allowed(seconds)
+
+
 SECONDS = 600.0 if SCALE >= 1 else 240.0
 """How long a simulation runs: some periods after the first, in which a limit is learned."""
 
@@ -255,6 +268,18 @@ def test_l09_a_few_refusals_measure_a_bucket_whose_headers_exaggerate(
     assert seen.gap <= 2 * per / limit + 0.2
 
 
+@pytest.mark.parametrize("latency", [0.05, 0.5])
+@pytest.mark.parametrize("factor", [1.2, 2.0])
+@pytest.mark.parametrize(("limit", "per"), [(60, 60.0), (600, 60.0)])
+def test_l09_refusals_measure_a_bucket_also_if_they_name_no_wait(
+    limit: int, per: float, factor: float, latency: float
+) -> None:
+    seen = simulate(Curt(Exaggerating(limit, per, factor)), latency=latency)
+    assert seen.kind == "bucket"
+    assert seen.used >= 0.97
+    assert seen.refused <= 0.03
+
+
 def test_l09_a_rate_that_was_measured_grows_again() -> None:
     """The provider allowed half of what it says for a minute, and then all of it."""
 
@@ -305,6 +330,17 @@ def test_l09_retry_after_tells_a_bucket_from_a_window() -> None:
         limit.refused(after, 0.0, start=0.5, now=0.6)
         assert limit.kind == kind
         assert limit.opens_at(1.0, 0.6) == pytest.approx(0.6 + after, abs=0.6)
+
+
+def test_l09_what_was_set_aside_and_given_back_is_left_again() -> None:
+    limit = LearnedLimit()
+    limit.observe(60, 40, 30.0, start=0.0, now=0.0)
+    limit.hold(10.0, 0.0)
+    assert limit.left(0.0) == 30
+    limit.give_back(4.0, 0.0)
+    assert limit.left(0.0) == 34
+    limit.give_back(7.0, 0.0)
+    assert limit.left(0.0) == 40, "never more than was set aside"
 
 
 def test_l09_answers_out_of_order_never_add_to_a_window() -> None:
