@@ -321,6 +321,33 @@ def test_l09_the_kind_is_open_until_two_answers_agree() -> None:
     assert limit.kind == "bucket"
 
 
+def test_l09_a_bucket_holds_no_more_than_its_limit_however_long_nobody_calls() -> None:
+    limit = LearnedLimit()
+    limit.count(20.0, 0.0, 0.0)
+    limit.observe(60, 40, 20.0, start=0.0, now=0.1)
+    limit.count(21.5, 1.5, 1.5)
+    limit.observe(60, 20, 38.5, start=1.5, now=1.6)
+    assert limit.kind == "bucket"
+    assert limit.rate == pytest.approx(1.0, rel=0.03)
+    assert limit.left(11.6) == pytest.approx(30.0, abs=0.5)
+    assert limit.refilled_at(11.6) == pytest.approx(41.6, abs=1.5)
+    assert limit.left(1000.0) == 60
+    assert limit.refilled_at(1000.0) == 1000.0
+
+
+def test_l09_a_call_that_was_refused_cannot_be_corrected() -> None:
+    limit = LearnedLimit(counts_tokens=True)
+    limit.observe(1000, 800, 60.0, start=0.0, now=0.1)
+    for start in (1.0, 2.0):
+        limit.count(100.0, start, start)
+    limit.refused(30.0, None, start=2.0, now=2.1)
+    left = limit.left(2.2)
+    limit.amend(50.0, 2.0, 2.2)
+    assert limit.left(2.2) == left
+    limit.amend(50.0, 1.0, 2.2)
+    assert limit.left(2.2) == left - 50
+
+
 def test_l09_retry_after_tells_a_bucket_from_a_window() -> None:
     for after, kind in ((0.9, "bucket"), (40.0, "window")):
         limit = LearnedLimit()
