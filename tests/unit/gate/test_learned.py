@@ -359,6 +359,19 @@ def test_l09_retry_after_tells_a_bucket_from_a_window() -> None:
         assert limit.opens_at(1.0, 0.6) == pytest.approx(0.6 + after, abs=0.6)
 
 
+@pytest.mark.parametrize(
+    ("after", "kind"),
+    [(1.0, "bucket"), (19.0, "bucket"), (20.0, None), (38.0, None), (39.3, "window"), (60.0, "window")],
+)
+def test_l09_a_wait_of_less_than_half_the_reset_is_that_of_a_bucket(after: float, kind: str | None) -> None:
+    limit = LearnedLimit()
+    limit.count(1.0, 0.0, 0.0)
+    limit.observe(60, 0, 40.0, start=0.0, now=0.1)
+    limit.count(1.0, 0.5, 0.5)
+    limit.refused(after, 0.0, start=0.5, now=0.7)  # 39.3 seconds before the end
+    assert limit.kind == kind
+
+
 def test_l09_what_was_set_aside_and_given_back_is_left_again() -> None:
     limit = LearnedLimit()
     limit.observe(60, 40, 30.0, start=0.0, now=0.0)
