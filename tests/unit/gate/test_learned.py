@@ -587,3 +587,33 @@ def test_l09_a_call_that_was_taken_back_has_not_flowed_in() -> None:
         limit.amend(-1.0, now + 0.06, now + 0.06)
         now += 0.1
     assert limit.rate == pytest.approx(10.0, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("per", "seconds"), [(0.5, 0.05), (1.0, 0.1), (60.0, 6.0), (3600.0, 360.0), (3601.0, 1.0), (0.0, 1.0), (None, 1.0)]
+)
+def test_l09_a_window_whose_end_is_not_told_is_spread_by_its_length_of_up_to_an_hour(
+    per: float | None, seconds: float
+) -> None:
+    limit = LearnedLimit()
+    limit.count(1.0, 0.0, 0.0)
+    limit.observe(10, 9, None, start=0.0, now=0.0, per=per)
+    limit.hold(1.0, 0.0)
+    assert limit.opens_at(1.0, 0.0) == pytest.approx(seconds, rel=0.02)
+
+
+def test_l09_an_answer_with_headers_replaces_what_refusals_have_shown() -> None:
+    provider, limit, now = BucketProvider(60, 6.0), LearnedLimit(), 0.0
+    while not limit.is_known:
+        now += 0.05
+        limit.count(1.0, now, now)
+        answer = provider.call(now, 1.0)
+        if not answer.accepted and not limit.is_known:
+            limit.refused(None, None, start=now, now=now + 0.01)
+    assert limit.kind == "bucket"
+    assert limit.rate == pytest.approx(10.0, rel=0.2)
+    assert limit.limit == pytest.approx(60.0, rel=0.2)
+    assert not limit.is_told
+    limit.observe(None, 500, None, start=now, now=now + 0.01)
+    assert (limit.kind, limit.rate, limit.limit) == (None, None, None)
+    assert limit.left(now + 0.02) == 500
