@@ -14,7 +14,7 @@ import pytest
 from headgate import InvalidArgument, Resource, UnknownResource
 from headgate.resources import openings, pickers
 from headgate.resources.effects import Cancel, Cool, Disable, Effects, Enable, Recover, Serve, Starve
-from headgate.resources.members import ANY, Adopted, Requirement, Use, WaitTicket
+from headgate.resources.members import ANY, Requirement, Use, WaitTicket
 from headgate.resources.pickers import MAX_CLASSES
 from headgate.resources.rotation import Rotation
 from headgate.resources.stats import check, pool_stats
@@ -461,9 +461,13 @@ def test_r35_a_new_429_after_the_cooldown_climbs() -> None:
 
 def test_h02_a_cooldown_that_another_process_reports_lasts_from_now_to_its_end() -> None:
     rotation = rotation_of("a", "b")
-    [cool] = [one for one in rotation.adopt("a", Adopted(until=40.0, consecutive=2), 10.0) if isinstance(one, Cool)]
+    reported: Any = SimpleNamespace(
+        until=40.0, consecutive=2, disabled=False, enabled=False, cleared=False, is_new=False
+    )
+    [cool] = [one for one in rotation.adopt("a", reported, 10.0) if isinstance(one, Cool)]
     assert (cool.resource_id, cool.until, cool.seconds) == ("a", 40.0, 30.0)
-    assert rotation.adopt("a", Adopted(until=39.0, consecutive=2), 11.0) == []
+    reported.until = 39.0
+    assert rotation.adopt("a", reported, 11.0) == []
 
 
 def test_r35_a_late_429_after_a_success_is_the_first_of_a_new_outage() -> None:
