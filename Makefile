@@ -24,7 +24,7 @@ pytest := env PYTHONDONTWRITEBYTECODE= HEADGATE_ORDER=$(SEED) $(py) -m pytest
 # Makes up to three targets at once, and prints what each has written when it ends.
 at_once := $(MAKE) --no-print-directory -j3 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 
-.PHONY: help demo scale test system programs engines browser check soak rewritten bench bench-quick lint types mypy pyright imports spec events pictures wire format clean package-venv dev-venv bench-venv
+.PHONY: help demo scale test system programs engines browser check soak rewritten bench bench-quick lint types mypy pyright imports mutants spec events pictures wire format clean package-venv dev-venv bench-venv
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -121,6 +121,9 @@ pyright: dev-venv
 
 imports: dev-venv ## only the import rules, and other rules for files
 	$(pytest) -q tests/unit/architecture
+
+mutants: dev-venv ## change the pure engines at random, and list the changes that no test notices (SEED=, N=60)
+	$(py) tools/mutants $(if $(SEED),--seed $(SEED)) $(if $(N),--count $(N))
 
 spec: dev-venv ## write docs/spec/tests.md: which tests show which line of the specification
 	$(py) tools/spec

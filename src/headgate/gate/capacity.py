@@ -37,9 +37,4 @@ def allot(
         else:
             give(one)
             free -= 1
-            again = rank(one)
-            if again is None:
-                heapq.heappop(heap)
-            else:
-                heapq.heapreplace(heap, (again, place, one))
     return free

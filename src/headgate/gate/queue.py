@@ -402,7 +402,6 @@ class Queue:
         others = self._others.get(account, ()) if self._others else ()
         if others and lane is not account:
             others.remove(lane)
-            lane.account = None
         if not others:
             self._others.pop(account, None)
             if account.head is None:
@@ -483,7 +482,9 @@ class Queue:
         elif account.tag != tag:
             is_smaller, account.tag = tag < account.tag, tag
             for lane in self.lanes_of(account) if is_smaller else ():
-                self._groups[lane.need].advance(lane)
+                group = self._groups[lane.need]
+                if group.lists(lane):  # else it is parked
+                    group.advance(lane)
 
     def virtual(self, priority: int = 0) -> float:
         """Virtual time at the level of this priority."""

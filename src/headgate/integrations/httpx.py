@@ -20,7 +20,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache, partial
@@ -32,6 +31,7 @@ from headgate.core.clock import clock
 from headgate.errors import InvalidType, PoolExhausted
 from headgate.integrations.key_rules import Header, KeyRules
 from headgate.integrations.request_call import HeldCall, RequestCall, Verdict, errors_of_strangers, proxy_errors
+from headgate.integrations.shared_connections import SharedConnections, SharedSyncConnections, library_of
 from headgate.integrations.token_usage import estimated_cost
 from headgate.resources.costs import AnyCost, Cost, checked_cost
 from headgate.resources.engine import engine_of
@@ -252,8 +252,6 @@ class RotatingTransport(_Rotating, _Async, _Async2):
 
     @staticmethod
     def _shared() -> Any:
-        from headgate.integrations.shared_connections import SharedConnections  # which imports this module
-
         return SharedConnections()
 
     async def handle_async_request(self, request: Any) -> Any:
@@ -313,8 +311,6 @@ class RotatingSyncTransport(_Rotating, _Sync, _Sync2):
 
     @staticmethod
     def _shared() -> Any:
-        from headgate.integrations.shared_connections import SharedSyncConnections  # which imports this module
-
         return SharedSyncConnections()
 
     def handle_request(self, request: Any) -> Any:
@@ -370,19 +366,6 @@ class RotatingSyncTransport(_Rotating, _Sync, _Sync2):
 
 
 # -- requests ---------------------------------------------------------------------------------------------------------
-
-
-@cache
-def library_of(kind: type[Any]) -> Any:
-    """The module, httpx or httpx2, of which this is a class of requests."""
-    for base in kind.__mro__:
-        module = sys.modules.get(base.__module__.partition(".")[0])
-        if hasattr(module, "AsyncByteStream"):
-            return module
-    raise InvalidType(
-        f"a rotating transport sends requests of httpx or httpx2, got {kind.__name__}",
-        remedy="Pass it as transport= to a client of one of these.",
-    )
 
 
 @cache

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import AsyncGenerator
 from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from headgate.integrations.httpx import library_of
+from headgate.errors import InvalidType
 
 _MOST_IDLE = 100  # connections that are kept for later; those in use are bounded by whoever runs the tasks
 
@@ -52,6 +53,19 @@ class SharedSyncConnections:
 
     def close(self) -> None:
         """Do nothing: other clients use the connections."""
+
+
+@cache
+def library_of(kind: type[Any]) -> Any:
+    """The module, httpx or httpx2, of which this is a class of requests."""
+    for base in kind.__mro__:
+        module = sys.modules.get(base.__module__.partition(".")[0])
+        if hasattr(module, "AsyncByteStream"):
+            return module
+    raise InvalidType(
+        f"a rotating transport sends requests of httpx or httpx2, got {kind.__name__}",
+        remedy="Pass it as transport= to a client of one of these.",
+    )
 
 
 async def _closed_with_loop(shared: dict[Any, Any], library: Any, transport: Any) -> AsyncGenerator[None, None]:

@@ -135,6 +135,19 @@ def test_l04_a_fall_is_followed_at_once() -> None:
     assert (cuts, now < 5.0) == (10, True)
 
 
+@pytest.mark.parametrize(
+    ("after", "in_flight", "level"), [(19.9, 70, 60.0), (20.0, 70, 60.0), (20.1, 70, 70.0), (5.0, 50, 50.0)]
+)
+def test_l04_a_refused_level_is_remembered_for_four_pauses_unless_a_lower_one_is_refused(
+    after: float, in_flight: int, level: float
+) -> None:
+    limit = AdaptiveLimit(Adaptive(start=60))
+    limit.refused(99.0, 60, 100.0)
+    limit.heard(AdaptiveLevel(1, 9, 80.0, 60.0), 101.0)  # it has grown since, above the level that was refused
+    assert limit.refused(100.0 + after, in_flight, 100.0 + after)
+    assert limit.level.refused == level
+
+
 def test_l04_it_is_never_cut_below_its_bound() -> None:
     limit = AdaptiveLimit(Adaptive(start=8, least=6))
     for now in range(1, 9):

@@ -108,6 +108,19 @@ class Exaggerating:
         return self.real.allowed(seconds)
 
 
+class Curt:
+    """A provider whose refusals do not say when to call again."""
+
+    def __init__(self, provider: Provider) -> None:
+        self.provider = provider
+
+    def call(self, now: float, amount: float) -> Answer:
+        return self.provider.call(now, amount)._replace(retry_after=None)
+
+    def allowed(self, seconds: float) -> float:
+        return self.provider.allowed(seconds)
+
+
 SECONDS = 600.0 if SCALE >= 1 else 240.0
 """How long a simulation runs: some periods after the first, in which a limit is learned."""
 
@@ -255,6 +268,18 @@ def test_l09_a_few_refusals_measure_a_bucket_whose_headers_exaggerate(
     assert seen.gap <= 2 * per / limit + 0.2
 
 
+@pytest.mark.parametrize("latency", [0.05, 0.5])
+@pytest.mark.parametrize("factor", [1.2, 2.0])
+@pytest.mark.parametrize(("limit", "per"), [(60, 60.0), (600, 60.0)])
+def test_l09_refusals_measure_a_bucket_also_if_they_name_no_wait(
+    limit: int, per: float, factor: float, latency: float
+) -> None:
+    seen = simulate(Curt(Exaggerating(limit, per, factor)), latency=latency)
+    assert seen.kind == "bucket"
+    assert seen.used >= 0.97
+    assert seen.refused <= 0.03
+
+
 def test_l09_a_rate_that_was_measured_grows_again() -> None:
     """The provider allowed half of what it says for a minute, and then all of it."""
 
@@ -296,6 +321,33 @@ def test_l09_the_kind_is_open_until_two_answers_agree() -> None:
     assert limit.kind == "bucket"
 
 
+def test_l09_a_bucket_holds_no_more_than_its_limit_however_long_nobody_calls() -> None:
+    limit = LearnedLimit()
+    limit.count(20.0, 0.0, 0.0)
+    limit.observe(60, 40, 20.0, start=0.0, now=0.1)
+    limit.count(21.5, 1.5, 1.5)
+    limit.observe(60, 20, 38.5, start=1.5, now=1.6)
+    assert limit.kind == "bucket"
+    assert limit.rate == pytest.approx(1.0, rel=0.03)
+    assert limit.left(11.6) == pytest.approx(30.0, abs=0.5)
+    assert limit.refilled_at(11.6) == pytest.approx(41.6, abs=1.5)
+    assert limit.left(1000.0) == 60
+    assert limit.refilled_at(1000.0) == 1000.0
+
+
+def test_l09_a_call_that_was_refused_cannot_be_corrected() -> None:
+    limit = LearnedLimit(counts_tokens=True)
+    limit.observe(1000, 800, 60.0, start=0.0, now=0.1)
+    for start in (1.0, 2.0):
+        limit.count(100.0, start, start)
+    limit.refused(30.0, None, start=2.0, now=2.1)
+    left = limit.left(2.2)
+    limit.amend(50.0, 2.0, 2.2)
+    assert limit.left(2.2) == left
+    limit.amend(50.0, 1.0, 2.2)
+    assert limit.left(2.2) == left - 50
+
+
 def test_l09_retry_after_tells_a_bucket_from_a_window() -> None:
     for after, kind in ((0.9, "bucket"), (40.0, "window")):
         limit = LearnedLimit()
@@ -305,6 +357,30 @@ def test_l09_retry_after_tells_a_bucket_from_a_window() -> None:
         limit.refused(after, 0.0, start=0.5, now=0.6)
         assert limit.kind == kind
         assert limit.opens_at(1.0, 0.6) == pytest.approx(0.6 + after, abs=0.6)
+
+
+@pytest.mark.parametrize(
+    ("after", "kind"),
+    [(1.0, "bucket"), (19.0, "bucket"), (20.0, None), (38.0, None), (39.3, "window"), (60.0, "window")],
+)
+def test_l09_a_wait_of_less_than_half_the_reset_is_that_of_a_bucket(after: float, kind: str | None) -> None:
+    limit = LearnedLimit()
+    limit.count(1.0, 0.0, 0.0)
+    limit.observe(60, 0, 40.0, start=0.0, now=0.1)
+    limit.count(1.0, 0.5, 0.5)
+    limit.refused(after, 0.0, start=0.5, now=0.7)  # 39.3 seconds before the end
+    assert limit.kind == kind
+
+
+def test_l09_what_was_set_aside_and_given_back_is_left_again() -> None:
+    limit = LearnedLimit()
+    limit.observe(60, 40, 30.0, start=0.0, now=0.0)
+    limit.hold(10.0, 0.0)
+    assert limit.left(0.0) == 30
+    limit.give_back(4.0, 0.0)
+    assert limit.left(0.0) == 34
+    limit.give_back(7.0, 0.0)
+    assert limit.left(0.0) == 40, "never more than was set aside"
 
 
 def test_l09_answers_out_of_order_never_add_to_a_window() -> None:
@@ -511,3 +587,33 @@ def test_l09_a_call_that_was_taken_back_has_not_flowed_in() -> None:
         limit.amend(-1.0, now + 0.06, now + 0.06)
         now += 0.1
     assert limit.rate == pytest.approx(10.0, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("per", "seconds"), [(0.5, 0.05), (1.0, 0.1), (60.0, 6.0), (3600.0, 360.0), (3601.0, 1.0), (0.0, 1.0), (None, 1.0)]
+)
+def test_l09_a_window_whose_end_is_not_told_is_spread_by_its_length_of_up_to_an_hour(
+    per: float | None, seconds: float
+) -> None:
+    limit = LearnedLimit()
+    limit.count(1.0, 0.0, 0.0)
+    limit.observe(10, 9, None, start=0.0, now=0.0, per=per)
+    limit.hold(1.0, 0.0)
+    assert limit.opens_at(1.0, 0.0) == pytest.approx(seconds, rel=0.02)
+
+
+def test_l09_an_answer_with_headers_replaces_what_refusals_have_shown() -> None:
+    provider, limit, now = BucketProvider(60, 6.0), LearnedLimit(), 0.0
+    while not limit.is_known:
+        now += 0.05
+        limit.count(1.0, now, now)
+        answer = provider.call(now, 1.0)
+        if not answer.accepted and not limit.is_known:
+            limit.refused(None, None, start=now, now=now + 0.01)
+    assert limit.kind == "bucket"
+    assert limit.rate == pytest.approx(10.0, rel=0.2)
+    assert limit.limit == pytest.approx(60.0, rel=0.2)
+    assert not limit.is_told
+    limit.observe(None, 500, None, start=now, now=now + 0.01)
+    assert (limit.kind, limit.rate, limit.limit) == (None, None, None)
+    assert limit.left(now + 0.02) == 500

@@ -145,6 +145,28 @@ class Model:
             now.virtual[key[0]] = max(now.virtual.get(key[0], 0.0), start)
             now.past[key] = start + amount
 
+    def account_key(self, tenant: Hashable, priority: int) -> tuple[int, Hashable]:
+        return (-priority if self.order.levels else 0, tenant)
+
+    def tag(self, tenant: Hashable, priority: int) -> float:
+        key = self.account_key(tenant, priority)
+        return self.now.accounts[key].tag if key in self.now.accounts else self.first_tag(key)
+
+    def set_tag(self, tenant: Hashable, tag: float, priority: int) -> None:
+        key = self.account_key(tenant, priority)
+        if key in self.now.accounts:
+            self.now.accounts[key].tag = tag
+        elif tag > self.now.virtual.get(key[0], 0.0):
+            self.now.past[key] = tag
+
+    def move_on(self, virtual: float, priority: int) -> None:
+        rank, _ = self.account_key(None, priority)
+        self.now.virtual[rank] = max(virtual, self.now.virtual.get(rank, 0.0))
+
+    def first_keys(self) -> list[tuple[int, Hashable]]:
+        """Who is next of all tenants and levels that can be served, in order."""
+        return list(dict.fromkeys(self.key(task) for task in sorted(self.served_now(), key=self.rank)))
+
     def park(self, tenant: Hashable) -> None:
         self.parked.add(tenant)
 
@@ -166,6 +188,7 @@ class Twin:
     def __init__(self, kind: str, apart: bool, needs: tuple[Hashable, ...] = NEEDS) -> None:
         self.kind, self.apart, self.needs = kind, apart, needs
         self.fair = ORDERS[kind].by != "arrival"
+        self.shares = ORDERS[kind].by == "shares"
         self.unserved: set[Hashable] = set()
         self.queue = queue_of(kind, self.unserved, apart=apart)
         self.model = Model(ORDERS[kind], self.unserved)
@@ -256,6 +279,20 @@ class Twin:
     def charge(self, *choices: Any) -> None:
         self.join("charge", self.new(*choices))
 
+    def set_tag(self, key: Any, priority: int, cost: float | None, nth: int) -> None:
+        """Another process has served this tenant, or says that it was charged too much."""
+        if self.shares:
+            tag = max(0.0, self.model.tag(key, priority) + (cost or 0.0) * (1 if nth % 2 else -1))
+            self.queue.set_tag(key, tag, priority)
+            self.model.set_tag(key, tag, priority)
+
+    def move_on(self, key: Any, priority: int, *_: Any) -> None:
+        """In another process time has passed until this tenant's turn."""
+        if self.shares:
+            virtual = self.model.tag(key, priority)
+            self.queue.move_on(virtual, priority)
+            self.model.move_on(virtual, priority)
+
     def park(self, key: Any, *_: Any) -> None:
         if self.apart:
             self.queue.park(key)
@@ -298,6 +335,29 @@ class Twin:
         assert all(self.queue.has_room_for(need, 0) for need in needs)
         assert len([need for need in NEEDS if self.queue.has_room_for(need, 0)]) <= max(1, len(needs))
 
+        if self.shares:
+            self.check_shares()
+
+    def check_shares(self) -> None:
+        """What a queue tells of which other processes have a part."""
+        line, levels = self.model.now.line, ORDERS[self.kind].levels
+        assert self.queue.priorities() == sorted({task.priority if levels else 0 for task in line}, reverse=True)
+        for priority in {0, *(task.priority for task in line)}:
+            rank = -priority if levels else 0
+            assert self.queue.virtual(priority) == self.model.now.virtual.get(rank, 0.0)
+            for tenant in KEYS:
+                assert self.queue.tag(tenant, priority) == self.model.tag(tenant, priority)
+        for tenant in KEYS:
+            accounts = self.queue.accounts_of(tenant)
+            keys = sorted({self.model.key(task)[0] for task in line if task.partition == tenant})
+            assert [account.level.rank for account in accounts] == keys
+            if tenant not in self.model.parked:
+                served = [task for task in self.model.served_now() if task.partition == tenant]
+                assert self.queue.first_of(accounts) is min(served, key=self.model.rank, default=None)
+        for most in (1, 3):
+            found = [(account.level.rank, account.tenant) for account in self.queue.first_accounts(most)]
+            assert found == self.model.first_keys()[:most]
+
     def drain(self) -> None:
         """Unpark and open all, and take out what is left: nothing stays behind."""
         for key in KEYS:
@@ -328,6 +388,8 @@ COMMANDS = (
     "take",
     "remove",
     "charge",
+    "set_tag",
+    "move_on",
     "park",
     "unpark",
     "unpark",
@@ -372,6 +434,17 @@ def test_t20_t81_l01_and_so_it_is_after_a_long_walk(kind: str, apart: bool, scal
 def entries(queue: Queue) -> int:
     """How many lanes and old places of lanes are kept."""
     return sum(len(group._entries) for group in queue._groups.values() if isinstance(group, Heap))
+
+
+def test_t20_l01_a_parked_tenant_stays_parked_when_its_tag_falls() -> None:
+    queue = queue_of("shares")
+    for number, tenant in enumerate("aab"):
+        queue.push(record(number, tenant))
+    queue.pop()
+    queue.park("a")
+    queue.set_tag("a", 0.5)
+    assert queue.pop().partition == "b"
+    assert queue.pop() is None
 
 
 def test_t12_priorities_that_come_and_go_leave_nothing_behind() -> None:

@@ -126,6 +126,17 @@ def test_l09_tokens_count_from_the_start_and_settling_corrects_the_amount_not_th
     assert window.left(11.0) == 1000
 
 
+def test_l09_what_started_in_a_fixed_window_is_corrected_until_it_ends() -> None:
+    window = FixedWindow(1000, 10.0, burst=1000)
+    take(window, 800, 3.0)  # and so the window begins at 3.0
+    window.amend(-700, 3.0, 5.0)
+    assert window.left(5.0) == 900
+    window.amend(-50, 2.9, 6.0)  # of the window before
+    assert window.left(6.0) == 900
+    window.amend(300, 3.0, 13.1)
+    assert window.left(13.1) == 1000
+
+
 def test_l09_what_started_while_the_event_loop_stood_still_counts_from_when_it_ran_again() -> None:
     window = SlidingWindow(10, 1.0, burst=10)
     for at in (0.0, 0.2, 0.4):

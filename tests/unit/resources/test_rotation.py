@@ -459,6 +459,17 @@ def test_r35_a_new_429_after_the_cooldown_climbs() -> None:
     assert health(resource) == ("cooling_down", 2, 150.0)
 
 
+def test_h02_a_cooldown_that_another_process_reports_lasts_from_now_to_its_end() -> None:
+    rotation = rotation_of("a", "b")
+    reported: Any = SimpleNamespace(
+        until=40.0, consecutive=2, disabled=False, enabled=False, cleared=False, is_new=False
+    )
+    [cool] = [one for one in rotation.adopt("a", reported, 10.0) if isinstance(one, Cool)]
+    assert (cool.resource_id, cool.until, cool.seconds) == ("a", 40.0, 30.0)
+    reported.until = 39.0
+    assert rotation.adopt("a", reported, 11.0) == []
+
+
 def test_r35_a_late_429_after_a_success_is_the_first_of_a_new_outage() -> None:
     resource = Resource("a", None)
     rotation = rotation_of(resource)

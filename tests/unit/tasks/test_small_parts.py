@@ -50,6 +50,9 @@ def test_an_agenda_is_a_list_sorted_by_time(seed: int, scale: float) -> None:
                     task.status = "cancelled"
             tasks = [task for task in tasks if task.status == "queued"]
             assert timers.next_at() == min((entry[0] for entry in planned), default=None)
+            for task in tasks[-3:]:
+                mine = [at for at, _, errand, one in planned if one is task and errand == "due"]
+                assert timers.due_at(task, -1.0) == min(mine, default=-1.0)
             most = max(most, len(planned))
             assert len(timers._heap) <= 2 * most + 66
 

@@ -727,6 +727,16 @@ def test_g11_a_member_behind_is_woken_once_and_again_only_when_it_has_missed_som
     assert again, "it was not woken again, although it had missed something"
 
 
+def test_g11_a_member_without_tasks_is_not_woken_for_changes_of_tags() -> None:
+    settings = Settings(1, "fair_round_robin")
+    text, busy = said(None, "idle", None, Said(1, settings)).state, None
+    for number in range(1, 2 * RECENT):
+        wants = Said(number, settings, wants=[Want(f"tenant-{number}", 1, 1.0)], queued=1)
+        outcome = said(text, "busy", busy, wants)
+        text, busy = outcome.state, "busy"
+        assert number == 1 or not outcome.wakes  # the first wakes it because it joins
+
+
 def test_g11_a_tenant_that_is_served_again_and_again_takes_one_place_in_the_state() -> None:
     place, (one, _) = world(1, "fair_round_robin")
     for number in range(10):
