@@ -671,9 +671,9 @@ class LearnedLimit:
         self._measured = math.inf if measured is None else number(measured)
         self._empty_since = None if empty_since is None else number(empty_since)
         self._accepted, self._is_sure = number(accepted), is_sure == 1
-        inferred, *counted = several(body.get("inferred"), 11)
+        inferred, *counted = several(body.get("inferred"), 14)
         self._inferred = inferred == 1
-        amounts, times = map(number, counted[:3]), (None if time is None else number(time) for time in counted[3:])
+        amounts, times = map(number, counted[:4]), (None if time is None else number(time) for time in counted[4:])
         self._meter.load(*amounts, *times)
         self._overstated = max(0.0, number(body.get("overstated")))
         self._answers = int(number(body.get("answers")))

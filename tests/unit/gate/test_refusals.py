@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import json
 
 from hypothesis import given, settings
@@ -80,6 +81,44 @@ def test_l09_a_call_that_is_refused_late_belongs_to_its_storm() -> None:
     found = meter.started(1.0, 2.2)
     assert found is not None
     assert found.rate <= 11.0
+
+
+def test_l09_short_waits_and_slow_answers_show_the_rate_too() -> None:
+    """A bucket of ten a second that names exact waits: each time thirty calls rush for one place.
+
+    A refusal takes 0.1 s and the waits are shorter. So a storm is still being refused when the next one starts.
+    """
+    meter, events = RefusalMeter(), list[tuple[float, str, float]]()
+    tokens, at, resumes_at, free, found = 10.0, 0.0, 0.0, 30, None
+
+    def at_time(when: float, what: str, start: float) -> None:
+        heapq.heappush(events, (when, what, start))
+
+    at_time(0.0, "start", 0.0)
+    while events and found is None:
+        now, what, start = heapq.heappop(events)
+        assert now < 20
+        if what == "start":
+            while free and now >= resumes_at:
+                free -= 1
+                found = found or meter.started(1.0, now + 1e-6 * free)
+                at_time(now + 0.1, "asked", now + 1e-6 * free)
+            if free:
+                at_time(max(now + 1e-4, resumes_at), "start", 0.0)
+        elif what == "asked":
+            tokens, at = min(10.0, tokens + 10 * (now - at)), now
+            if tokens >= 1:
+                tokens -= 1
+                at_time(now + 0.2, "free", start)
+            else:
+                resumes_at = max(resumes_at, now + (1 - tokens) / 10)
+                meter.refused(1.0, start, now, (1 - tokens) / 10)
+                at_time(now, "free", start)
+        else:
+            free += 1
+            at_time(max(now, resumes_at), "start", 0.0)
+    assert found is not None
+    assert 9.0 <= found.rate <= 12.0
 
 
 @settings(max_examples=int(300 * SCALE) + 20)
