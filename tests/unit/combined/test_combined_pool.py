@@ -533,21 +533,25 @@ async def test_t81_fifty_cooldowns_end_a_task_although_others_succeed(whose: str
     assert free(keys)
 
 
+@pytest.mark.parametrize("answers", [(0.02, 0.0), (0.1, 0.2)], ids=["quick answers", "slow answers"])
 @pytest.mark.parametrize("quota", [None, "learn"])
 @virtual
-async def test_t81_l09_tasks_that_rush_for_a_key_are_not_ended_by_its_short_cooldowns(quota: Any) -> None:
+async def test_t81_l09_tasks_that_rush_for_a_key_are_not_ended_by_its_short_cooldowns(
+    quota: Any, answers: tuple[float, float]
+) -> None:
     """A provider that takes ten calls a second and asks for exact waits: each task meets very many, within seconds."""
     tokens, at, refused = 10.0, 0.0, 0
 
     async def call(key: Resource[str]) -> None:
         nonlocal tokens, at, refused
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(answers[0])
         now = asyncio.get_running_loop().time()
         tokens, at = min(10.0, tokens + 10 * (now - at)), now
         if tokens < 1:
             refused += now > 5
             raise CooldownResource((1 - tokens) / 10, "429")
         tokens -= 1
+        await asyncio.sleep(answers[1])
 
     keys = ResourcePool([Resource("a", "sk-a", quota=quota)])
     async with TaskPool(max_concurrent=40, resources=keys, retry_budget=0.0) as pool:
