@@ -387,8 +387,8 @@ class LearnedLimit:
             return
         rate, self.limit, empty_at, wait = found
         self._inferred, self._measured, self._votes = True, rate, _MOST_VOTES
-        self._empty_since = empty_at + self._empty_for(1.0, wait, rate)[0]
-        self._accepted, self._is_sure = -1.0, True
+        # Calls are in flight that were not counted here, and some will be refused: measured is from the next refusal on.
+        self._empty_since, self._accepted, self._is_sure = None, -1.0, True
         self._level, self._as_of = self._left_then(1.0, wait, rate) + rate * (now - empty_at), now
         self._level = min(self._level, self.limit)
         self._pace = Pace(default_burst(self.limit), 0.0, now)
