@@ -387,7 +387,8 @@ class LearnedLimit:
             return
         rate, self.limit, empty_at, wait = found
         self._inferred, self._measured, self._votes = True, rate, _MOST_VOTES
-        # Calls are in flight that were not counted here, and some will be refused: the next refusal begins the measurement.
+        # Calls are in flight that were not counted here, and some will be refused: the next refusal begins the
+        # measurement.
         self._empty_since, self._accepted, self._is_sure = None, -1.0, True
         self._level, self._as_of = self._left_then(1.0, wait, rate) + rate * (now - empty_at), now
         self._level = min(self._level, self.limit)
