@@ -170,7 +170,11 @@ class LearnedLimit:
 
     def _conclude(self) -> None:
         """Draw the conclusions from what was learned: the rate and the kind."""
-        self.rate = None if self.limit is None else self._likely_rate(self.limit)
+        before, self.rate = self.rate, None if self.limit is None else self._likely_rate(self.limit)
+        if self.rate and before and self.rate < before and self._level is not None and self._level < 0:
+            self._level *= (
+                self.rate / before
+            )  # what lacks stands for the wait that a refusal named, which stays as it is
         if self._votes > 0:
             self.kind = "bucket" if self.rate is not None else None
         else:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from headgate.gate.learned import LearnedLimit
@@ -422,6 +422,16 @@ _LENGTHS = st.none() | st.sampled_from([0.0, 1.0, 60.0, 1e9]) | st.floats(1e-9, 
 
 
 @given(_NEWS, _LENGTHS)
+@example(
+    news=[
+        (2.0, None, None, 0.0, False, 0.0),
+        (None, 1.0, None, 0.0, True, 0.0),
+        (156064.0, 0.0, 3.0, 0.0, False, 0.0),
+        (None, None, None, 1.0, True, 0.0),  # it waits for a second, at 48,770 a second
+        (None, 156053.0, 1.0, 10.0, False, 0.0),  # and the rate is found to be 43 a second
+    ],
+    per=None,
+)
 @settings(max_examples=max(100, int(2000 * SCALE)))
 def test_l09_l02_whatever_headers_say_a_limit_opens_again(news: list[Any], per: float | None) -> None:
     """Nothing raises, the state survives its trip through JSON, and one call may always ask again."""
