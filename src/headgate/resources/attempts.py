@@ -73,13 +73,13 @@ class Call:
     __slots__ = (
         "_cooldowns",
         "_counted",
-        "_errors",
         "_matching",
         "_retried",
         "_said",
         "_spent",
         "attempts",
         "deadline",
+        "errors",
         "is_over",
         "own_failures",
         "plan",
@@ -103,16 +103,12 @@ class Call:
         """Was the last attempt that failed the last that may be made?"""
         self._cooldowns = cooldowns
         self._counted = 0  # attempts that count to `max_attempts`
-        self._errors = 0  # those of them that ended in RetryOperation
+        self.errors: int = 0
+        """Attempts that ended in RetryOperation."""
         self._matching = matching
         self._said = ""  # by the last that failed
         self._spent: frozenset[str] = frozenset()
         self._retried: frozenset[str] = frozenset()
-
-    @property
-    def errors(self) -> int:
-        """Attempts that ended in RetryOperation."""
-        return self._errors
 
     def choices(self) -> tuple[frozenset[str], ...]:
         """Sets of resource ids to avoid, the best set first: if nothing is eligible with one, the next is tried."""
@@ -134,10 +130,10 @@ class Call:
             self.is_over = self._cooldowns.another(successes, now)
         else:
             self._counted += 1
-            self._errors += isinstance(signal, RetryOperation)
+            self.errors += isinstance(signal, RetryOperation)
             self.is_over = (
                 self._counted >= self.plan.max_attempts
-                or self._errors == self.plan.max_errors
+                or self.errors == self.plan.max_errors
                 or 0 < self._matching <= len(self._spent)
             )
         if not self.is_over:
@@ -160,8 +156,8 @@ class Call:
         if self._cooldowns is not None and self.attempts and isinstance(self.attempts[-1].signal, CooldownResource):
             message = f"gave up after {self._cooldowns}: {self._said}"
             return self._exhausted(message, "attempts", retry_after, _AFTER_COOLDOWNS)
-        if self._errors == self.plan.max_errors:
-            message = f"gave up after {self._errors} errors that say nothing against a resource: {self._said}"
+        if self.errors == self.plan.max_errors:
+            message = f"gave up after {self.errors} errors that say nothing against a resource: {self._said}"
             return self._exhausted(message, "attempts", retry_after, "Look at what the service answered.")
         tried = self._counted
         message = f"max_attempts={tried} exhausted: {self._said}"
